@@ -1,0 +1,519 @@
+"""The step loop of one node: its ranks run in lock-step on virtual time, one step or one leap of equal steps at a time.
+
+A boundary is the end of a step. There vLLM processes the finished batch (update), takes in what arrived, and schedules;
+with asynchronous scheduling the batch scheduled here runs after the one that was scheduled at the boundary before.
+Between two boundaries nothing of an engine changes, so `advance(t)` processes the boundaries up to t and no more.
+
+A leap processes k boundaries at once while every rank only decodes the same requests: no finish, no admission, no chunk
+end, no lack of blocks, nothing new in the inbox. Times, block state, events and gauges come out as if each step had
+been taken (tests/engine/test_leaps.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from fake_workers.engine.events import KvEvent
+from fake_workers.engine.gauges import Gauges
+from fake_workers.engine.request import EngineRequest
+from fake_workers.engine.scheduler import Batch, RankScheduler, SchedulerConfig
+from fake_workers.pricing.steps import RankBatch
+
+
+class Leap(Protocol):
+    """Prices of a series of decode steps whose contexts grow by one token per request and step."""
+
+    def cumulative_ns(self, steps: int) -> int:
+        """Duration of the first `steps` steps."""
+
+    def steps_until(self, duration_ns: int) -> int:
+        """How many steps end within `duration_ns`."""
+
+
+class StepPrice(Protocol):
+    """What a node needs to know about time."""
+
+    def step_ns(self, ranks: list[RankBatch]) -> int:
+        """Duration of one lock-step step."""
+
+    def leap(self, ranks: list[RankBatch]) -> Leap:
+        """The series of decode steps that starts with `ranks`."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Something that a client sees: a first token, or the end of a request."""
+
+    t_ns: int
+    rank: int
+    request: EngineRequest
+    first: bool
+    done: bool
+
+
+@dataclass(slots=True)
+class RankTotals:
+    """What one rank did so far. `batch_ns` is the integral of requests in the batch over busy time."""
+
+    busy_ns: int = 0
+    batch_ns: int = 0
+    scheduled_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(slots=True)
+class _Stats:
+    """Published stats of one rank from `t_ns` on; within a leap the usage still moves with the steps."""
+
+    t_ns: int
+    running: int
+    waiting: int
+    used_blocks: int
+    leap: Leap | None = None
+    boundaries: int = 1
+    growth: tuple[int, ...] = ()
+
+    def at(self, t_ns: int, block_tokens: int) -> int:
+        """Used blocks as published at the last boundary up to t_ns."""
+        if self.leap is None:
+            return self.used_blocks
+        after = self.boundaries - 1
+        if self.t_ns + self.leap.cumulative_ns(after) > t_ns:
+            after = self.leap.steps_until(t_ns - self.t_ns)
+        return self.used_blocks + sum(-(-(y + after) // block_tokens) + (-y // block_tokens) for y in self.growth)
+
+
+_MOST_IDLE_BOUNDARIES = 16
+"""Boundaries in a row without a token: an async engine drains in three, so this many mean that it is stuck."""
+
+Observer = Callable[[int, int, int, int, int, int], None]
+"""Told of busy time: (rank, start_ns, end_ns, requests in the batch, prompt tokens computed, output tokens)."""
+
+
+class EngineStuckError(Exception):
+    """Requests are waiting, none runs, and nothing that could be scheduled will ever end."""
+
+
+class Node:
+    """Engines that step together: one rank for tensor parallelism, several for data-parallel attention."""
+
+    def __init__(
+        self,
+        price: StepPrice,
+        config: SchedulerConfig,
+        ranks: int = 1,
+        *,
+        leaping: bool = True,
+        keep_events: bool = False,
+        history_ns: int = 50_000_000,
+        observer: Observer | None = None,
+    ) -> None:
+        self.price = price
+        self.config = config
+        self.ranks = [RankScheduler(config, keep_events) for _ in range(ranks)]
+        self.totals = [RankTotals() for _ in range(ranks)]
+        self.leaping = leaping
+        self.keep_events = keep_events
+        self.history_ns = history_ns
+        self.observer = observer
+        self.now_ns = 0
+        self.steps = 0
+        """Steps priced, leapt ones included."""
+        self.boundaries_taken = 0
+        """Boundaries processed one by one plus leaps: the engine's own events."""
+        self.published: list[list[KvEvent]] = [[] for _ in range(ranks)]
+        """KV events that readers can see, oldest first, per rank; take them with `take_events`."""
+        self._current: list[Batch] | None = None
+        self._end_ns = 0
+        self._depth = 2 if config.async_scheduling else 1
+        """Batches that an engine has under way at once: vLLM's max_concurrent_batches."""
+        self._queues: list[deque[Batch]] = [deque() for _ in range(ranks)]
+        self._adds: list[tuple[int, EngineRequest]] = []
+        self._aborts: list[tuple[int, EngineRequest]] = []
+        self._stats = [deque([_Stats(0, 0, 0, 0)]) for _ in range(ranks)]
+        self._plan: tuple[Leap, int] | None = None
+        self._outcomes: list[Outcome] = []
+        self._idle_boundaries = 0
+        self._quiet = [False] * ranks
+        """Ranks that have nothing to do and have published so: boundaries pass them by."""
+
+    # ------------------------------------------------------------------ from outside
+
+    def submit(self, rank: int, request: EngineRequest) -> None:
+        """A request arrives now (at `now_ns`); an idle node takes it at once, a busy one at its next boundary."""
+        self._adds.append((rank, request))
+        if self._current is None:
+            self._start()
+
+    def abort(self, rank: int, request: EngineRequest) -> None:
+        """A client disconnects now; the engine learns of it at the next boundary."""
+        self._aborts.append((rank, request))
+        if self._current is None:
+            self._take_inbox()
+
+    def advance(self, t_ns: int) -> list[Outcome]:
+        """Process every boundary up to and including `t_ns`; returns what clients saw, in order."""
+        while self._current is not None and self._end_ns <= t_ns:
+            if not self._leap(t_ns):
+                self._boundary()
+        if t_ns > self.now_ns:
+            self.now_ns = t_ns
+        out = self._outcomes
+        if out:
+            self._outcomes = []
+        return out
+
+    def wake_ns(self) -> int | None:
+        """The next time at which something may happen that a leap does not cover; None when idle."""
+        if self._current is None:
+            return None
+        plan = self._leap_plan()
+        if plan is None:
+            return self._end_ns
+        leap, most = plan
+        return self._end_ns + leap.cumulative_ns(most)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step is being executed."""
+        return self._current is not None
+
+    def gauges(self, rank: int, t_ns: int) -> Gauges:
+        """What a scrape of this rank at `t_ns` (not before now - history_ns) would have read."""
+        stats = self._stats[rank]
+        for entry in reversed(stats):
+            if entry.t_ns <= t_ns:
+                break
+        used = entry.at(t_ns, self.config.block_tokens)
+        return Gauges(entry.running, entry.waiting, used / self.ranks[rank].pool.blocks)
+
+    def take_events(self, rank: int) -> list[KvEvent]:
+        """KV events published up to now and not yet taken."""
+        events = self.published[rank]
+        if events:
+            self.published[rank] = []
+        return events
+
+    # ------------------------------------------------------------------ one boundary at a time
+
+    def _boundary(self) -> None:
+        """The current step ends: update, take in what arrived, schedule, start the next step."""
+        self._plan = None
+        self.boundaries_taken += 1
+        now = self.now_ns = self._end_ns
+        current = self._current
+        assert current is not None
+        self._take_aborts()
+        for rank, (engine, batch) in enumerate(zip(self.ranks, current, strict=True)):
+            if self._quiet[rank] and not batch.items:
+                continue
+            first, done = engine.update(batch)
+            if first or done:
+                self._note_outcomes(rank, now, first, done)
+            self._publish(rank, engine, now)
+            self._quiet[rank] = not engine.unfinished
+        self._take_adds()
+        self._schedule_and_start(now)
+
+    def _start(self) -> None:
+        """An idle node with news begins at once."""
+        self._take_inbox()
+        self._schedule_and_start(self.now_ns)
+
+    def _schedule_and_start(self, now: int) -> None:
+        """Schedule until every engine has as many batches under way as it may, then start the oldest ones.
+
+        An async engine that had run dry thus schedules two batches before it waits for one (rule 16). An idle rank has
+        nothing queued, so its next request joins the very next step of the node, as where vLLM runs dummy batches.
+        """
+        for rank, engine in enumerate(self.ranks):
+            queue = self._queues[rank]
+            while len(queue) < self._depth and engine.unfinished:
+                queue.append(self._schedule(rank, engine, now))
+        if not any(self._queues):
+            self._current = None
+            return
+        current = self._current = [queue.popleft() if queue else Batch() for queue in self._queues]
+        loads = [_load(batch) for batch in current]
+        if any(batch.items for batch in current):
+            duration = self.price.step_ns(loads)
+            self.steps += 1
+            self._idle_boundaries = 0
+        else:
+            duration = 0
+            self._idle_boundaries += 1
+            if self._idle_boundaries > _MOST_IDLE_BOUNDARIES:
+                raise EngineStuckError(self._describe())
+        self._account(current, now, duration)
+        self._end_ns = now + duration
+
+    def _schedule(self, rank: int, engine: RankScheduler, now: int) -> Batch:
+        batch = engine.schedule()
+        for item in batch.items:
+            if item.request.admitted_ns is None:
+                item.request.admitted_ns = now
+        if batch.preempted:
+            self.totals[rank].preemptions += len(batch.preempted)
+        return batch
+
+    def _account(self, batches: list[Batch], start: int, duration: int) -> None:
+        for rank, batch in enumerate(batches):
+            if batch.items:
+                total = self.totals[rank]
+                total.busy_ns += duration
+                total.batch_ns += duration * len(batch.items)
+                total.scheduled_tokens += sum(item.tokens for item in batch.items)
+                if self.observer is not None and duration:
+                    outputs = sum(item.samples for item in batch.items)
+                    prompt = sum(item.tokens for item in batch.items if item.tokens > 1)
+                    self.observer(rank, start, start + duration, len(batch.items), prompt, outputs)
+
+    def _note_outcomes(self, rank: int, now: int, first: list[EngineRequest], done: list[EngineRequest]) -> None:
+        for request in first:
+            request.first_token_ns = now
+        for request in done:
+            request.finish_ns = now
+        seen = set()
+        for request in [*first, *done]:
+            if id(request) not in seen:
+                seen.add(id(request))
+                self._outcomes.append(Outcome(now, rank, request, request.first_token_ns == now, request.finished))
+
+    def _publish(self, rank: int, engine: RankScheduler, now: int) -> None:
+        """End of update: pending KV events go out (one batch per step) and the stats that a scrape reads are renewed."""
+        if engine.events:
+            for event in engine.events:
+                event.t_ns = now
+            self.published[rank].extend(engine.events)
+            engine.events = []
+        pool = engine.pool
+        self._remember(rank, _Stats(now, len(engine.running), len(engine.waiting), pool.blocks - pool.free))
+
+    def _remember(self, rank: int, entry: _Stats) -> None:
+        stats = self._stats[rank]
+        last = stats[-1]
+        if last.t_ns == entry.t_ns and last.leap is None:
+            stats.pop()
+        stats.append(entry)
+        horizon = entry.t_ns - self.history_ns
+        while len(stats) > 1 and stats[1].t_ns <= horizon:
+            stats.popleft()
+
+    def _take_inbox(self) -> None:
+        self._take_aborts()
+        self._take_adds()
+
+    def _take_aborts(self) -> None:
+        if self._aborts:
+            for rank, request in self._aborts:
+                self.ranks[rank].abort(request)
+                self._quiet[rank] = False
+            self._aborts.clear()
+
+    def _take_adds(self) -> None:
+        if self._adds:
+            for rank, request in self._adds:
+                if not request.finished:
+                    self.ranks[rank].add(request)
+                    self._quiet[rank] = False
+            self._adds.clear()
+
+    # ------------------------------------------------------------------ leaps
+
+    def _leap_plan(self) -> tuple[Leap, int] | None:
+        """The coming boundaries that a leap may cover: their prices and how many they are; None if there is no such one.
+
+        Boundary i (1..most) ends batch i of the series; batch 1 is the current one and already priced, so the leap's
+        first step is batch 2.
+        """
+        if not self.leaping or self._adds or self._aborts:
+            return None
+        if self._plan is not None:
+            return self._plan
+        most = 1 << 62
+        loads: list[RankBatch] = []
+        ahead = 1 if self.config.async_scheduling else 0
+        for rank, engine in enumerate(self.ranks):
+            series = self._steady(rank, engine)
+            if series is None:
+                return None
+            items = series.items
+            if items:
+                longest = self.config.max_model_len
+                limit = min(min(r.prompt_tokens + r.output_tokens, longest) - r.tokens for r in engine.running)
+                limit -= 1 + ahead
+                most = min(most, limit)
+                if most < 1:
+                    return None
+                most = self._most_with_blocks(engine, items, most)
+                if most < 1:
+                    return None
+            loads.append(RankBatch((), len(items), sum(i.cached + 2 for i in items)))
+        if most == 1 << 62:
+            return None
+        self._plan = (self.price.leap(loads), most)
+        return self._plan
+
+    def _steady(self, rank: int, engine: RankScheduler) -> Batch | None:
+        """The rank's current batch if every running request is one decode of it (and of the queued one), else None."""
+        assert self._current is not None
+        batch = self._current[rank]
+        count = len(engine.running)
+        queue = self._queues[rank]
+        if len(queue) != (self._depth - 1 if engine.unfinished else 0):
+            return None
+        if len(batch.items) != count or (engine.waiting and not self._blocked(engine, queue[-1] if queue else batch)):
+            return None
+        for item, request in zip(batch.items, engine.running, strict=True):
+            if item.request is not request or item.tokens != 1 or not item.samples or request.outputs == 0:
+                return None
+        for queued in queue:
+            if len(queued.items) != count:
+                return None
+            for item, request in zip(queued.items, engine.running, strict=True):
+                if item.request is not request or item.tokens != 1 or not item.samples:
+                    return None
+        return batch
+
+    def _blocked(self, engine: RankScheduler, last: Batch) -> bool:
+        """Whether the head of the waiting line stays where it is as long as nothing is freed.
+
+        The schedule() that made `last` has just left it there, and free blocks only get fewer in a leap; but a
+        schedule() that preempts does not look at the line at all (rule 5), and a request that waits for output from
+        before its preemption is only passed over for now (rule 16).
+        """
+        return not last.preempted and not any(request.stale for request in engine.waiting)
+
+    def _most_with_blocks(self, engine: RankScheduler, items: list, most: int) -> int:  # type: ignore[type-arg]
+        """Largest number of boundaries <= most whose allocations fit into the free blocks."""
+        block = self.config.block_tokens
+        free = engine.pool.free
+        bases = [item.request.computed for item in items]
+        if len(bases) * (most // block + 1) <= free:
+            return most
+
+        def allocated(k: int) -> int:
+            return sum(-(-(c + k) // block) + (-c // block) for c in bases)
+
+        low, high = 0, most
+        while low < high:
+            mid = (low + high + 1) // 2
+            if allocated(mid) <= free:
+                low = mid
+            else:
+                high = mid - 1
+        return low
+
+    def _leap(self, t_ns: int) -> bool:
+        """Process at once as many coming boundaries up to t_ns as a leap covers; False if that is none."""
+        plan = self._leap_plan()
+        if plan is None:
+            return False
+        leap, most = plan
+        start = self._end_ns
+        k = most if start + leap.cumulative_ns(most - 1) <= t_ns else 1 + leap.steps_until(t_ns - start)
+        current = self._current
+        assert current is not None
+        self._plan = None
+        self.boundaries_taken += 1
+        self.steps += k
+        duration = leap.cumulative_ns(k)
+        for rank, engine in enumerate(self.ranks):
+            self._leap_rank(rank, engine, current[rank], leap, k, start)
+            count = len(current[rank].items)
+            if count:
+                total = self.totals[rank]
+                total.busy_ns += duration
+                total.batch_ns += duration * count
+                total.scheduled_tokens += k * count
+                if self.observer is not None:
+                    self.observer(rank, start, start + duration, count, 0, k * count)
+        for rank, batch in enumerate(current):
+            for steady in (batch, *self._queues[rank]):
+                for item in steady.items:
+                    item.cached += k
+        self.now_ns = start + leap.cumulative_ns(k - 1)
+        self._end_ns = start + duration
+        return True
+
+    def _leap_rank(
+        self, rank: int, engine: RankScheduler, batch: Batch, leap: Leap, k: int, start: int
+    ) -> None:
+        """Boundaries 1..k of one rank: k tokens per request, the blocks they need, the events and stats they publish."""
+        items = batch.items
+        if self._quiet[rank] and not items:
+            return
+        self._publish(rank, engine, start)
+        if not items:
+            if k > 1:
+                self._remember(rank, _Stats(start + leap.cumulative_ns(k - 1), 0, len(engine.waiting), self._used(engine)))
+            return
+        block = self.config.block_tokens
+        requests = [item.request for item in items]
+        if k > 1:
+            stats = self._stats[rank][-1]
+            stats.leap, stats.boundaries = leap, k
+            stats.growth = tuple(request.computed for request in requests)
+        if not self.keep_events and all(request.preemptions == 0 for request in requests):
+            for request in requests:
+                request.outputs += k
+                request.computed += k
+                engine.allocate(request, request.computed)
+            return
+        changes: list[tuple[int, int]] = []
+        for order, request in enumerate(requests):
+            tokens, computed = request.tokens, request.computed
+            # boundary i: tokens + i known after update; schedule() covers computed + i
+            full = {i for i in range(block - tokens % block, k + 1, block)}
+            need = {i for i in range(request.blocks * block - computed + 1, k + 1, block)}
+            changes.extend((i, order) for i in full | need)
+        changes.sort()
+        done = [0] * len(requests)
+        for i, order in changes:
+            request = requests[order]
+            request.outputs += i - done[order]
+            request.computed += i - done[order]
+            done[order] = i
+            mark = len(engine.events)
+            engine.allocate(request, request.computed)
+            if i < k and len(engine.events) > mark:
+                when = start + leap.cumulative_ns(i)
+                news: list[KvEvent] = engine.events[mark:]
+                del engine.events[mark:]
+                for event in news:
+                    event.t_ns = when
+                self.published[rank].extend(news)
+        for request, i in zip(requests, done, strict=True):
+            request.outputs += k - i
+            request.computed += k - i
+
+    @staticmethod
+    def _used(engine: RankScheduler) -> int:
+        return engine.pool.blocks - engine.pool.free
+
+    def _describe(self) -> str:
+        lines = [f"at {self.now_ns} ns nothing can be scheduled any more:"]
+        for rank, engine in enumerate(self.ranks):
+            head = engine.waiting[0] if engine.waiting else None
+            lines.append(
+                f"rank {rank}: {len(engine.running)} running, {len(engine.waiting)} waiting, "
+                f"{engine.pool.free} of {engine.pool.blocks} blocks free"
+                + (f"; head of the line: {head.request_id} with {head.tokens} tokens" if head else "")
+            )
+        return "\n".join(lines)
+
+
+def _load(batch: Batch) -> RankBatch:
+    """A batch as the price sees it: a single token on top of a context is a decode, as vLLM's kernels take it."""
+    prefills = []
+    decodes = context = 0
+    for item in batch.items:
+        if item.tokens == 1:
+            decodes += 1
+            context += item.cached + 1
+        else:
+            prefills.append((item.tokens, item.cached))
+    return RankBatch(tuple(prefills), decodes, context)

@@ -1,0 +1,281 @@
+"""The experiment file: one strict schema. Unknown keys are errors; every field says what it is and in which unit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from harness.errors import InputError
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused, values are not coerced across types."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Trace(Strict):
+    """What is replayed."""
+
+    path: str = Field(description="trace file or folder; relative paths are relative to the experiment file")
+    sessions: Count | None = Field(None, description="replay only the first N sessions of the trace")
+    blocks: Literal["strict", "repair"] = Field(
+        "strict", description="repair: make block counts fit the recorded input tokens (sources with broken block ids)"
+    )
+
+
+class Load(Strict):
+    """When sessions arrive and what their clients do."""
+
+    arrivals: Literal["poisson", "uniform", "at_once", "recorded"] = Field(
+        "poisson",
+        description="session arrivals: open-loop Poisson or evenly spaced at the given rate, all at time 0, or as the trace recorded",
+    )
+    sessions_per_hour_per_node: Positive | None = Field(
+        4.75, description="arrival rate of new sessions, per hour and node (poisson and uniform)"
+    )
+    order: Literal["trace", "shuffled"] = Field("trace", description="order in which sessions arrive; shuffled by the seed")
+    client_timeout_s: Positive | None = Field(
+        300.0, description="a call not finished this long after its arrival is cancelled and counts as failed; null: never"
+    )
+    gap_cap_s: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="longest gap between calls, seconds; null keeps the recorded gaps (a cap is shown in the report)"
+    )
+    warmup_s: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="calls that end before this virtual time are not measured, seconds"
+    )
+    until_s: Positive | None = Field(
+        None, description="end the run at this virtual time, seconds; open calls stay in flight; null: run to the end"
+    )
+
+    @model_validator(mode="after")
+    def _rate(self) -> Load:
+        if self.arrivals in ("poisson", "uniform") and self.sessions_per_hour_per_node is None:
+            raise ValueError(f"sessions_per_hour_per_node is needed with arrivals: {self.arrivals}")
+        return self
+
+
+class Engine(Strict):
+    """vLLM's engine arguments, under vLLM's names; null takes the profile's or vLLM's own value."""
+
+    num_gpu_blocks: Annotated[int, Field(ge=2)] | None = Field(
+        None, description="KV blocks per endpoint, as vLLM logs it; null: derived from the profile's memory account"
+    )
+    block_size: Count | None = Field(None, description="tokens per KV block; null: what vLLM uses for the profile's model")
+    max_num_batched_tokens: Count = Field(8192, description="token budget of a step")
+    max_num_seqs: Count = Field(256, description="most running requests per endpoint")
+    max_model_len: Count | None = Field(None, description="longest prompt plus output, tokens; null: the model's own")
+    async_scheduling: bool = Field(True, description="vLLM's asynchronous scheduling (its default on GPUs)")
+    enable_prefix_caching: bool = Field(True, description="vLLM's automatic prefix caching")
+    scheduling_policy: Literal["fcfs", "priority"] = Field("fcfs", description="waiting queue policy")
+    watermark: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="share of blocks kept free on admission")
+    long_prefill_token_threshold: Annotated[int, Field(ge=0)] = Field(
+        0, description="most prompt tokens of one request in a step while others wait; 0: no limit"
+    )
+    leaping: bool = Field(True, description="take runs of equal decode steps at once (same result, less work)")
+
+
+class Cluster(Strict):
+    """The machines."""
+
+    nodes: Count = Field(8, description="nodes in the cluster")
+    gpus_per_node: Count = Field(8, description="GPUs per node; a node holds as many model replicas as fit")
+    scrape_interval_ms: Positive = Field(
+        50.0, description="the router sees gauges as of each worker's last scrape tick, milliseconds of virtual time"
+    )
+    kv_events: Literal["map", "array"] = Field("map", description="layout of KV events on the wire (vLLM 0.32: map)")
+    engine: Engine = Field(default_factory=lambda: Engine())
+
+
+class Calibration(Strict):
+    """Visible corrections of the profile's step times; the default leaves the tables as they are."""
+
+    scale_prefill: Positive = Field(1.0, description="factor on steps that carry prompt tokens")
+    scale_decode: Positive = Field(1.0, description="factor on pure decode steps")
+    per_step_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="added to every step, milliseconds")
+    per_seq_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="added per request in the batch, milliseconds")
+
+
+class Model(Strict):
+    """What the workers serve."""
+
+    profile: str = Field(description="step-time profile: a name from `harness profile list` or a path")
+    name: str | None = Field(None, description="served model name; null: the profile's model")
+    calibration: Calibration | None = Field(None, description="corrections of step times; null: none")
+
+
+class Router(Strict):
+    """Who places calls."""
+
+    kind: Literal["llm-d", "round_robin", "random", "least_loaded", "session_sticky"] = Field(
+        "llm-d", description="the real llm-d router, or one of the harness's own baselines"
+    )
+    release: str = Field("v0.7.1", description="llm-d router release (see `harness router list`)")
+    binary: str | None = Field(None, description="path of a router binary of that release")
+    image: str | None = Field(None, description="image reference with digest to take the binary from")
+    config: str = Field(
+        "load", description="EndpointPickerConfig: a file, or the name of one in deploy/router/configs/<release>"
+    )
+    discovery: Literal["auto", "file", "kubernetes"] = Field(
+        "auto", description="how the router learns its endpoints; auto: by file where the release can"
+    )
+    block_tokens: Count | None = Field(
+        256,
+        description="tokens per block towards the router, a multiple of the engine's block size (see docs/router.md); "
+        "null: the engine's own block size",
+    )
+    latency_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="virtual time that a decision takes, milliseconds")
+
+
+class Cache(Strict):
+    """Cache tiers below the GPU."""
+
+    kind: Literal["none"] = Field("none", description="none: only the engines' own GPU cache")
+
+
+class Slo(Strict):
+    """Service level that the report judges by."""
+
+    e2e_p90_s: Positive | None = Field(None, description="p90 of end-to-end latency, seconds")
+    ttft_p90_s: Positive | None = Field(None, description="p90 of time to first token, seconds")
+
+
+class Prices(Strict):
+    """Prices per million tokens."""
+
+    name: str = Field(description="whose prices these are")
+    input_uncached: Annotated[float, Field(ge=0)]
+    input_cached: Annotated[float, Field(ge=0)]
+    output: Annotated[float, Field(ge=0)]
+    currency: str = "USD"
+
+
+class Output(Strict):
+    """Where results go."""
+
+    dir: str = Field("runs", description="folder for results; each run gets its own folder inside")
+    report: bool = Field(True, description="write report.html")
+
+
+class Experiment(Strict):
+    """One experiment."""
+
+    name: str = Field(description="name of the experiment; part of the output folder's name", pattern=r"^[\w.+-]+$")
+    seed: int = Field(1, ge=0, description="seed of everything random in the run")
+    trace: Trace
+    load: Load = Field(default_factory=lambda: Load())
+    cluster: Cluster = Field(default_factory=lambda: Cluster())
+    model: Model
+    router: Router = Field(default_factory=lambda: Router())
+    cache: Cache = Field(default_factory=lambda: Cache())
+    slo: Slo | None = None
+    prices: Prices | None = None
+    output: Output = Field(default_factory=lambda: Output())
+
+    @field_validator("name")
+    @classmethod
+    def _no_dots_only(cls, name: str) -> str:
+        if not name.strip("."):
+            raise ValueError("must hold more than dots")
+        return name
+
+
+def load_experiment(path: Path, overrides: list[str] | None = None, trace: str | None = None) -> Experiment:
+    """Read, override (`a.b=value`, value in YAML) and validate an experiment file.
+
+    Relative paths in the file are relative to the file; those given on the command line to the working directory.
+    """
+    document = _read_yaml(path)
+    base = path.resolve().parent
+    _absolute(document, ("trace", "path"), base)
+    for key in ("binary", "config"):
+        value = document.get("router", {}).get(key) if isinstance(document.get("router"), dict) else None
+        if isinstance(value, str) and ("/" in value or value.endswith((".yaml", ".yml"))):
+            _absolute(document, ("router", key), base)
+    profile = document.get("model", {}).get("profile") if isinstance(document.get("model"), dict) else None
+    if isinstance(profile, str) and profile.endswith((".npz", ".json", ".yaml")):
+        _absolute(document, ("model", "profile"), base)
+    for text in overrides or []:
+        _override(document, text)
+    if trace is not None:
+        section = document.setdefault("trace", {})
+        if not isinstance(section, dict):
+            raise InputError(str(path), "field trace is not a mapping", "write `trace: {path: FILE}`")
+        section["path"] = str(Path(trace).resolve())
+    try:
+        return Experiment.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        raise InputError(
+            str(path), f"field {field}: {_reason(first)}{more}", "see docs/experiment.md or `harness schema`"
+        ) from None
+
+
+def resolved_yaml(experiment: Experiment) -> str:
+    """The experiment with every default written out; running it again repeats the run."""
+    return yaml.safe_dump(experiment.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+
+
+def json_schema() -> str:
+    """JSON Schema of the experiment file."""
+    return json.dumps(Experiment.model_json_schema(), indent=2)
+
+
+def _reason(error: Any) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown key"
+    message = str(error["msg"])
+    return message[0].lower() + message[1:]
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(str(path), "no such experiment file", "give the path of a YAML file such as examples/") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(str(path), f"cannot be read ({error})", "give a readable UTF-8 YAML file") from None
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise InputError(str(path), f"YAML error{line}: {problem}", "correct the file") from None
+    if not isinstance(document, dict):
+        raise InputError(str(path), "holds no mapping", "see docs/experiment.md for the fields")
+    return document
+
+
+def _absolute(document: dict[str, Any], keys: tuple[str, str], base: Path) -> None:
+    section = document.get(keys[0])
+    if isinstance(section, dict) and isinstance(section.get(keys[1]), str):
+        section[keys[1]] = str((base / section[keys[1]]).resolve())
+
+
+def _override(document: dict[str, Any], text: str) -> None:
+    name, sep, raw = text.partition("=")
+    if not sep or not name.strip():
+        raise InputError(f"--set {text}", "not of the form a.b=value", "write for example --set cluster.nodes=4")
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError:
+        raise InputError(f"--set {text}", "the value is not YAML", "quote it") from None
+    keys = name.strip().split(".")
+    section: Any = document
+    for key in keys[:-1]:
+        if section.get(key) is None:
+            section[key] = {}
+        section = section[key]
+        if not isinstance(section, dict):
+            raise InputError(f"--set {text}", f"{key} is not a section", "see docs/experiment.md for the fields")
+    section[keys[-1]] = value

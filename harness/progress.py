@@ -1,0 +1,118 @@
+"""How far a run is, on standard error: one live line on a terminal, a plain line every few seconds elsewhere.
+
+Standard output stays free for results.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 4 s, 3:07, 2:03:07 or 1 d 02:03:07."""
+    whole = int(seconds)
+    days, hours, minutes, rest = whole // 86400, whole // 3600 % 24, whole // 60 % 60, whole % 60
+    if days:
+        return f"{days} d {hours:02}:{minutes:02}:{rest:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
+class Progress:
+    """Feed it `update` as often as convenient (it is cheap and prints at its own pace) and close it at the
+    end.
+
+    `total` calls are expected; `label` tells the runs of a comparison apart. `now` is the wall clock in
+    seconds.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int,
+        stream: TextIO | None = None,
+        plain_every_s: float = 10.0,
+        live_every_s: float = 0.2,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.label, self.total = label, total
+        self._stream = stream or sys.stderr
+        self._now = now
+        self._start_s = self._printed_s = now()
+        self._done, self._virtual_ns, self._closed = 0, 0, False
+        self._recent: list[tuple[float, int]] = [(self._start_s, 0)]
+        console = Console(file=self._stream)
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        )
+        self._every_s = live_every_s if self._live else plain_every_s
+        if self._live:
+            self._live.start()
+
+    def update(self, done: int, virtual_ns: int) -> None:
+        """`done` calls have ended, the virtual clock stands at `virtual_ns`."""
+        self._done, self._virtual_ns = done, virtual_ns
+        now = self._now()
+        if now - self._printed_s < self._every_s:
+            return
+        self._printed_s = now
+        self._recent.append((now, done))
+        while len(self._recent) > 2 and now - self._recent[0][0] > 60:
+            self._recent.pop(0)
+        self._print(self.line())
+
+    def line(self) -> str:
+        """What stands in the line now; the time left follows the pace of the last minute."""
+        wall = self._now() - self._start_s
+        then, before = self._recent[0]
+        span = self._now() - then
+        pace = (self._done - before) / span if span > 0 else 0.0
+        share = f"{100 * self._done / self.total:.0f} %" if self.total else "-"
+        parts = [
+            f"{self.label}: {self._done:,}/{self.total:,} calls ({share})",
+            f"virtual {clock(self._virtual_ns / 1e9)}",
+            f"{pace:,.0f} calls/s",
+            f"wall {clock(wall)}",
+        ]
+        if pace > 0 and self._done < self.total:
+            parts.append(f"left {clock((self.total - self._done) / pace)}")
+        return "  ".join(parts)
+
+    def close(self, note: str = "") -> None:
+        """Print the last line for good; safe to call twice."""
+        if self._closed:
+            return
+        wall = max(self._now() - self._start_s, 1e-9)
+        if self._live:
+            self._live.stop()
+            self._live = None
+        self._stream.write(
+            f"{self.label}: {self._done:,} calls in {clock(wall)} ({self._done / wall:,.0f} calls/s),"
+            f" virtual {clock(self._virtual_ns / 1e9)}{'; ' + note if note else ''}\n"
+        )
+        self._stream.flush()
+        self._closed = True
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close("interrupted" if kind is KeyboardInterrupt else "failed" if kind else "")
+
+    def _print(self, line: str) -> None:
+        if self._live:
+            self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        else:
+            self._stream.write(line + "\n")
+            self._stream.flush()

@@ -1,0 +1,237 @@
+"""report.html: one self-contained page on one or several runs. No network, works from file://, light, dark
+and on paper.
+
+Scripts are named by their hashes in the page's content security policy, so nothing that a trace or a config
+carries can run, even if it slipped through the escaping.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from harness.results.compare import Comparison, compare, groups
+from harness.results.conditions import conditions, costs, glossary, repeat, validity
+from harness.results.figure import PALETTE_SIZE
+from harness.results.headline import headline
+from harness.results.markup import Markup, render, tag
+from harness.results.plots import PLOTS, figures
+from harness.results.store import Run
+
+
+@cache
+def _asset(name: str) -> str:
+    return resources.files("harness.results").joinpath("page", name).read_text(encoding="utf-8")
+
+
+@cache
+def _plotly_js() -> str:
+    # 5 MB of script: read once, and only where a page is made.
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
+    return str(get_plotlyjs()).replace("\r", "")
+
+
+def _script(source: str) -> tuple[Markup, str]:
+    """An inline script and its source for the policy."""
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    return Markup(f"<script>{source}</script>"), f"'sha256-{digest}'"
+
+
+def json_block(id: str, value: Any) -> Markup:
+    """Data for the page's script. The escapes keep it one element whatever the strings hold; it never
+    runs.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(f'<script type="application/json" id="{id}">{text}</script>')
+
+
+def swatch(index: int, baseline: bool) -> Markup:
+    """A short line in the run's colour, as the plots draw it."""
+    style = "dotted" if baseline else "solid" if index < PALETTE_SIZE else "dashed"
+    return tag(
+        "span",
+        class_="swatch",
+        style=f"border-top: 3px {style} var(--run{index % PALETTE_SIZE})",
+        aria_hidden="true",
+    )
+
+
+def _context(runs: Sequence[Run]) -> Markup:
+    """What was run, in one line under the headline."""
+    info = runs[0].info
+    load = info.load
+    starts = {run.summary["measured"]["start_s"] for run in runs}
+    ends = {run.summary["measured"]["end_s"] for run in runs}
+    since = f"{min(starts):,.0f} s" if len(starts) == 1 else "each run's own start"
+    until = f"{max(ends):,.0f} s" if len(ends) == 1 else "the end of each run"
+    parts = [
+        f"{load.sessions:,} sessions, {load.calls:,} calls, {_big(load.input_tokens)} input tokens",
+        f"{len(info.endpoint_nodes):,} endpoints on {info.nodes:,} nodes",
+        f"measured from {since} to {until}, virtual time",
+    ]
+    if len(runs) > 1:
+        parts.append(f"{len(runs)} router configs")
+    return tag("p", " \u00b7 ".join(parts), class_="context")
+
+
+def _big(value: int) -> str:
+    for name, size in (("billion", 1e9), ("million", 1e6)):
+        if value >= size:
+            return f"{value / size:.3g} {name}"
+    return f"{value:,}"
+
+
+def _table(comparison: Comparison) -> Markup:
+    columns = comparison.columns
+    first = tag("th", "Router config", rowspan=2, scope="col", class_="name")
+    spans = [tag("th", text, colspan=n, scope="colgroup") for text, n in groups(columns)]
+    starts, at = set(), 0
+    for _, span in groups(columns):
+        starts.add(at)
+        at += span
+    titles = [
+        tag("th", c.title, scope="col", class_="start" if i in starts else None)
+        for i, c in enumerate(columns)
+    ]
+    body = []
+    for i, row in enumerate(comparison.rows):
+        marks = [
+            tag("span", "ours", class_="mark", title="a baseline of the harness, no real router")
+            if row.baseline
+            else None
+        ]
+        marks.append(None if row.valid else tag("span", "invalid", class_="mark bad"))
+        cells = [
+            tag(
+                "th",
+                swatch(i, row.baseline),
+                tag("span", row.label, class_="label"),
+                marks,
+                scope="row",
+                class_="name",
+            )
+        ]
+        for n, column in enumerate(columns):
+            classes = [*(["start"] if n in starts else []), *(["best"] if column.key in row.best else [])]
+            cells.append(tag("td", row.cell(column), class_=" ".join(classes) or None))
+        body.append(tag("tr", cells, class_=None if row.valid else "invalid"))
+    table = tag(
+        "table",
+        tag("thead", tag("tr", first, spans), tag("tr", titles)),
+        tag("tbody", body),
+        class_="comparison",
+    )
+    note = (
+        "Times and rates are over calls that completed in the measured window; failed calls have no latency. "
+    )
+    bold = "Bold: best of the valid runs. " if any(row.best for row in comparison.rows) else ""
+    return tag(
+        "section",
+        tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Comparison table"),
+        tag("p", bold + note, class_="note"),
+        id="comparison",
+    )
+
+
+def _plots(runs: Sequence[Run], made: dict[str, Any]) -> Markup:
+    chips = [
+        tag(
+            "button",
+            swatch(i, run.info.is_baseline),
+            run.info.title,
+            type="button",
+            class_="chip",
+            data_run=i,
+            aria_pressed="true",
+        )
+        for i, run in enumerate(runs)
+    ]
+    legend = tag("div", chips, class_="legend", role="group", aria_label="Runs shown in the plots")
+    shown = [plot for plot in PLOTS if plot.key in made]
+    narrow = [plot for plot in shown if not plot.wide]
+    alone = narrow[-1:] if len(narrow) % 2 else []
+    cards = [
+        tag(
+            "figure",
+            tag("figcaption", tag("h3", plot.title), tag("p", plot.caption)),
+            tag("div", id=f"plot-{plot.key}", class_="plot", style=f"height: {made[plot.key]['height']}px"),
+            class_="card wide" if plot.wide or plot in alone else "card",
+        )
+        for plot in shown
+    ]
+    absent = [plot.title for plot in PLOTS if plot.key not in made]
+    note = tag("p", f"Not shown, for want of data: {'; '.join(absent)}.", class_="note") if absent else None
+    return tag(
+        "section", legend if len(runs) > 1 else None, tag("div", cards, class_="grid"), note, id="plots"
+    )
+
+
+def render_html(runs: Sequence[Run]) -> str:
+    """The whole page."""
+    comparison = compare([run.summary for run in runs])
+    head = headline(comparison, [run.summary for run in runs])
+    made = figures(runs)
+    swatches = [swatch(i, run.info.is_baseline) for i, run in enumerate(runs)]
+    plotly, plotly_hash = _script(_plotly_js())
+    script, script_hash = _script(_asset("report.js"))
+    policy = (
+        f"default-src 'none'; script-src {plotly_hash} {script_hash}; style-src 'unsafe-inline';"
+        " img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
+    )
+    name = runs[0].info.name or "experiment"
+    title = tag("title", f"{name}: {head.title}")
+    body = [
+        tag(
+            "header",
+            tag(
+                "div",
+                tag("p", name, class_="over"),
+                tag("button", "Theme", type="button", id="theme"),
+                class_="bar",
+            ),
+            tag("h1", head.title),
+            tag("ul", [tag("li", sentence) for sentence in head.sentences], class_="answer"),
+            _context(runs),
+        ),
+        tag(
+            "main",
+            validity(runs, comparison, bad=True),
+            _table(comparison),
+            validity(runs, comparison, bad=False),
+            _plots(runs, made),
+            conditions(runs, swatches),
+            costs(runs, swatches),
+            repeat(runs, swatches),
+            glossary(),
+        ),
+    ]
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            title,
+            f"<style>{_asset('report.css')}</style>",
+            "</head>",
+            "<body>",
+            render(body),
+            json_block("figures", made),
+            plotly,
+            script,
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )

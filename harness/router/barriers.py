@@ -1,0 +1,89 @@
+"""How the harness knows that the router has taken something in that it takes in asynchronously. Nothing is guessed.
+
+KV events: the index counts the blocks that it admits, in the order of the one queue. A last message stores one block
+that no prompt can contain; once the count has risen by all blocks sent plus this one, everything before it is in.
+
+Approximate prefix index: the router updates it in a goroutine after the decision. Its profiler lists all goroutines,
+started or not: as long as one of them comes from there, an update is under way.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+from fake_workers.api import kv_events as wire
+from harness.errors import ComponentError
+from harness.router.http_get import HttpGet, sample
+from harness.router.kv_events import KvEventPublisher
+
+_ADMITTED = b"kvcache_index_admissions_total"
+_SENTINEL_HASH = 3 << 62
+_SENTINEL_TOKEN = 1 << 31
+"""Sentinels count up from here; tokens of prompts are 31 bits wide, so no prompt meets one."""
+_TIMEOUT_S = 20.0
+_INDEX_UPDATE = re.compile(
+    # The goroutine's own frame; in v0.10.0 it is started through a wait group, and that is all there is before it runs.
+    rb"\.PreRequest\.(?:\(\*\w+\)\.)?func|^\d+ @ [^\n]*\n#\t0x[0-9a-f]+\tsync\.\(\*WaitGroup\)\.Go\.func1",
+    re.MULTILINE,
+)
+
+
+class KvEventBarrier:
+    """Waits until all published KV events are in the router's index."""
+
+    def __init__(self, publisher: KvEventPublisher, pages: HttpGet, tokens_per_block: int) -> None:
+        self._publisher, self._pages = publisher, pages
+        self._tokens_per_block = tokens_per_block
+        self._number = 0
+        self.polls = 0
+        # Before anything is published: afterwards the count may already hold a part of it.
+        self._admitted = self._read()
+
+    def pass_(self, stored_blocks: int) -> None:
+        """`stored_blocks`: blocks in BlockStored events since the last call."""
+        number = self._number = self._number + 1
+        events: list[wire.WireEvent] = []
+        if number > 1:
+            events.append(wire.removed([_SENTINEL_HASH + number - 1]))
+        token = _SENTINEL_TOKEN + number % _SENTINEL_TOKEN
+        events.append(
+            wire.stored([_SENTINEL_HASH + number], None, [token] * self._tokens_per_block, self._tokens_per_block)
+        )
+        self._publisher.send(0, events)
+        expected = self._admitted + stored_blocks + 1
+        deadline = time.monotonic() + _TIMEOUT_S
+        while (seen := self._read()) < expected:
+            if time.monotonic() > deadline:
+                raise ComponentError(
+                    "router",
+                    f"took in {seen - self._admitted:.0f} of {stored_blocks + 1} KV blocks within {_TIMEOUT_S:g} s",
+                )
+        if seen > expected:
+            raise ComponentError("router", f"took in {seen - expected:.0f} KV blocks that were not published")
+        self._admitted = seen
+
+    def _read(self) -> float:
+        self.polls += 1
+        value = sample(self._pages.read("/metrics"), _ADMITTED)
+        if value is None:
+            raise ComponentError("router", f"does not export {_ADMITTED.decode()}")
+        return value
+
+
+class IndexUpdateBarrier:
+    """Waits until no update of the approximate prefix index is under way."""
+
+    def __init__(self, pages: HttpGet) -> None:
+        self._pages = pages
+        self.polls = 0
+
+    def pass_(self) -> None:
+        """Returns at once if nothing is pending."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            self.polls += 1
+            if _INDEX_UPDATE.search(self._pages.read("/debug/pprof/goroutine?debug=1")) is None:
+                return
+            if time.monotonic() > deadline:
+                raise ComponentError("router", f"is still updating its prefix index after {_TIMEOUT_S:g} s")

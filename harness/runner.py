@@ -1,0 +1,369 @@
+"""Puts one experiment together, runs it and writes its results. The commands run, compare, sweep and study all end here."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fake_workers.engine.scheduler import SchedulerConfig
+from fake_workers.pricing.calibration import Calibration
+from fake_workers.pricing.node_price import ProfilePrice
+from fake_workers.pricing.profile import StepProfile
+from fake_workers.pricing.registry import load_profile
+from harness.clock import to_ns
+from harness.errors import HarnessError, InputError
+from harness.experiment import Engine, Experiment, resolved_yaml
+from harness.load.arrivals import in_order, session_starts_ns
+from harness.progress import Progress
+from harness.results.runinfo import LoadFacts, Prices, RunInfo
+from harness.results.store import Run, write_run
+from harness.router.base import Endpoint, Router
+from harness.router.endpoints import loopback_endpoints
+from harness.router.select import make_router
+from harness.simulation import Simulation, SimulationConfig
+from harness.trace.model import Session
+from harness.trace.read import read_trace
+
+_PACKAGES = ("grpcio", "xds-protos", "pyzmq", "msgspec", "numpy", "polars", "plotly")
+
+
+class Interrupted(HarnessError):
+    """Ctrl-C: what was done so far has been written."""
+
+    exit_code = 130
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A trace in memory, in order of arrival."""
+
+    sessions: list[Session]
+    path: str
+
+    @property
+    def calls(self) -> int:
+        return sum(len(s.calls) for s in self.sessions)
+
+
+def load_sessions(experiment: Experiment) -> Loaded:
+    """Read the experiment's trace."""
+    sessions: list[Session] = []
+    for session in read_trace(experiment.trace.path, blocks=experiment.trace.blocks):
+        if experiment.trace.sessions is not None and len(sessions) == experiment.trace.sessions:
+            break
+        sessions.append(session)
+    return Loaded(in_order(experiment.load, sessions, experiment.seed), experiment.trace.path)
+
+
+def run_experiment(
+    experiment: Experiment,
+    out: Path,
+    *,
+    loaded: Loaded | None = None,
+    label: str = "",
+    command: str = "",
+    show_progress: bool = True,
+) -> Run:
+    """Run one experiment and write its folder. A failure or Ctrl-C keeps the records made so far and then raises."""
+    loaded = loaded or load_sessions(experiment)
+    profile = _profile(experiment)
+    engine = engine_config(experiment.cluster.engine, profile, experiment.model.profile)
+    groups = place_endpoints(experiment, profile)
+    endpoints = [endpoint for group in groups for endpoint in group]
+    model = experiment.model.name or profile.model
+    router = make_router(experiment, endpoints, model, engine, out / "logs")
+    starts_ns = session_starts_ns(
+        experiment.load, loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
+    )
+    progress = Progress(label or str(router.identity().get("config")), loaded.calls) if show_progress else None
+    began, cpu_before = time.monotonic(), _cpu_s()
+    failure: BaseException | None = None
+    simulation = Simulation(
+        SimulationConfig(
+            engine=engine,
+            model=model,
+            scrape_interval_ns=to_ns(experiment.cluster.scrape_interval_ms / 1e3),
+            router_latency_ns=to_ns(experiment.router.latency_ms / 1e3),
+            client_timeout_ns=_optional_ns(experiment.load.client_timeout_s),
+            gap_cap_s=experiment.load.gap_cap_s,
+            until_ns=_optional_ns(experiment.load.until_s),
+            leaping=experiment.cluster.engine.leaping,
+        ),
+        ProfilePrice(profile),
+        groups,
+        router,
+        loaded.sessions,
+        starts_ns,
+        progress.update if progress else None,
+    )
+    usage = _Usage()
+    stats: dict[str, Any] = {}
+    try:
+        router.start()
+        simulation.run()
+        simulation.settle()
+        stats = router.stats()
+    except (HarnessError, KeyboardInterrupt) as error:
+        failure = error
+        stats = _quietly(router.stats) or {}
+    finally:
+        usage.read()
+        router.stop()
+        if progress:
+            progress.close("interrupted" if failure else "")
+    info = _info(experiment, loaded, profile, engine, endpoints, simulation, router, stats)
+    info.label, info.command = label, command
+    info.wall_s = time.monotonic() - began
+    info.cpu_s = _cpu_s() - cpu_before
+    info.peak_rss_bytes = usage.peak_rss_bytes
+    if failure is not None:
+        info.interrupted = True
+        info.invalid.insert(0, f"the run did not end: {str(failure).splitlines()[0] if str(failure) else 'interrupted'}")
+    timeline = simulation.timeline.finish(simulation.clock.now_ns)
+    complete = failure is None and experiment.load.until_s is None
+    run = write_run(
+        out,
+        simulation.records,
+        info,
+        timeline,
+        arrived=simulation.counts.arrived,
+        drained=complete,
+        report=experiment.output.report,
+    )
+    if isinstance(failure, KeyboardInterrupt):
+        raise Interrupted(f"interrupted after {simulation.counts.ended} of {loaded.calls} calls; kept in {out}")
+    if failure is not None:
+        failure.args = (f"{failure}\nkept: {len(simulation.records)} calls in {out}",)
+        raise failure
+    return run
+
+
+def engine_config(engine: Engine, profile: StepProfile, where: str) -> SchedulerConfig:
+    """vLLM's engine arguments resolved against the profile, refused where vLLM would refuse to start."""
+    block = engine.block_size or profile.block_tokens
+    blocks = engine.num_gpu_blocks or profile.kv_capacity_tokens // block
+    if blocks < 2:
+        raise InputError(
+            f"profile {where}",
+            "its KV cache does not fit this GPU's memory",
+            "choose another layout or set cluster.engine.num_gpu_blocks",
+        )
+    max_len = engine.max_model_len or profile.max_model_len
+    if engine.max_model_len is None and (blocks - 1) * block < max_len:
+        # what vLLM's --max-model-len auto does: as long as the KV cache can hold one request
+        max_len = (blocks - 1) * block
+    if (blocks - 1) * block < max_len:
+        raise InputError(
+            "cluster.engine.max_model_len",
+            f"{max_len} tokens do not fit {blocks - 1} KV blocks of {block} tokens (vLLM refuses to start)",
+            f"set it to {(blocks - 1) * block} or less, or raise num_gpu_blocks",
+        )
+    return SchedulerConfig(
+        num_gpu_blocks=blocks,
+        block_tokens=block,
+        max_num_batched_tokens=engine.max_num_batched_tokens,
+        max_num_seqs=engine.max_num_seqs,
+        max_model_len=max_len,
+        async_scheduling=engine.async_scheduling,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        watermark=engine.watermark,
+        long_prefill_token_threshold=engine.long_prefill_token_threshold,
+        policy=engine.scheduling_policy,
+    )
+
+
+def place_endpoints(experiment: Experiment, profile: StepProfile) -> list[list[Endpoint]]:
+    """Lock-step groups of endpoints: each node holds as many replicas as its GPUs allow, each replica one endpoint per rank."""
+    layout = profile.layout
+    gpus = experiment.cluster.gpus_per_node
+    replicas = gpus // layout.gpus
+    if replicas < 1:
+        raise InputError(
+            "cluster.gpus_per_node",
+            f"{gpus} GPUs do not hold one replica of {profile.name}, which needs {layout.gpus}",
+            "raise it or choose a smaller layout",
+        )
+    count = experiment.cluster.nodes * replicas * layout.dp
+    endpoints = loopback_endpoints(count, ranks_per_node=replicas * layout.dp)
+    return [endpoints[i : i + layout.dp] for i in range(0, count, layout.dp)]
+
+
+def _profile(experiment: Experiment) -> StepProfile:
+    profile = load_profile(experiment.model.profile)
+    wanted = experiment.model.calibration
+    if wanted is None:
+        return profile
+    return profile.calibrated(
+        Calibration.of(
+            wanted.scale_prefill,
+            wanted.scale_decode,
+            round(wanted.per_step_ms * 1e6),
+            round(wanted.per_seq_ms * 1e6),
+        )
+    )
+
+
+def _info(
+    experiment: Experiment,
+    loaded: Loaded,
+    profile: StepProfile,
+    engine: SchedulerConfig,
+    endpoints: list[Endpoint],
+    simulation: Simulation,
+    router: Router,
+    stats: dict[str, Any],
+) -> RunInfo:
+    load = experiment.load
+    calls = [call for session in loaded.sessions for call in session.calls]
+    rated = load.arrivals in ("poisson", "uniform")
+    invalid, notes = _judge(experiment, profile, simulation, router, stats)
+    return RunInfo(
+        experiment=experiment.model_dump(mode="json"),
+        experiment_yaml=resolved_yaml(experiment),
+        router=router.identity(),
+        load=LoadFacts(
+            sessions=len(loaded.sessions),
+            calls=len(calls),
+            input_tokens=sum(call.input_tokens for call in calls),
+            output_tokens=sum(call.output_tokens for call in calls),
+            sessions_per_hour_per_node=load.sessions_per_hour_per_node if rated else None,
+        ),
+        endpoint_nodes=[endpoint.node for endpoint in endpoints],
+        virtual_ns=simulation.clock.now_ns,
+        name=experiment.name,
+        seed=experiment.seed,
+        window_ns=(to_ns(load.warmup_s), None),
+        router_stats=stats,
+        workload={
+            "trace": Path(loaded.path).name,
+            "sessions": len(loaded.sessions),
+            "calls": len(calls),
+            "arrivals": load.arrivals,
+            "longest gap": "as recorded" if load.gap_cap_s is None else f"capped at {load.gap_cap_s:g} s",
+            "client time-out": "none" if load.client_timeout_s is None else f"{load.client_timeout_s:g} s",
+        },
+        cluster={
+            "nodes": experiment.cluster.nodes,
+            "GPUs per node": experiment.cluster.gpus_per_node,
+            "GPU": profile.gpu,
+            "model": profile.model,
+            "layout": f"TP{profile.layout.tp} DP{profile.layout.dp} EP{profile.layout.ep}",
+            "endpoints": len(endpoints),
+            "KV blocks per endpoint": f"{engine.num_gpu_blocks - 1} x {engine.block_tokens} tokens",
+            "max_model_len": engine.max_model_len,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_num_seqs": engine.max_num_seqs,
+            "scheduling": "asynchronous" if engine.async_scheduling else "synchronous",
+        },
+        profile={"name": profile.name, **profile.provenance, "asked beyond its grid": dict(profile.out_of_grid)},
+        prices=Prices(**experiment.prices.model_dump()) if experiment.prices else None,
+        decisions=stats.get("decisions"),
+        events=simulation.counts.clock_events + simulation.counts.engine_events,
+        steps=simulation.counts.steps,
+        invalid=invalid,
+        notes=notes,
+        versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+    )
+
+
+def _judge(
+    experiment: Experiment, profile: StepProfile, simulation: Simulation, router: Router, stats: dict[str, Any]
+) -> tuple[list[str], list[str]]:
+    """Reasons why the numbers must not be used, and what a reader has to know to use them."""
+    invalid: list[str] = []
+    notes: list[str] = []
+    if stats.get("fallbacks"):
+        invalid.append(f"the router fell back silently in {stats['fallbacks']} decisions (see logs/router.log)")
+    if experiment.load.until_s is None and stats.get("in_flight"):
+        invalid.append(f"INV-8: the router still counts {stats['in_flight']} calls in flight at the end")
+    if experiment.load.gap_cap_s is not None:
+        notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
+    if experiment.load.until_s is not None:
+        notes.append(f"the run was ended at {experiment.load.until_s:g} s of virtual time")
+    if experiment.model.calibration is not None:
+        notes.append("step times are calibrated by the experiment, not the tables' own")
+    if profile.out_of_grid:
+        beyond = ", ".join(f"{what} up to {value:,}" for what, value in profile.out_of_grid.items())
+        notes.append(f"step times outside the measured grid of the profile were extrapolated: {beyond}")
+    for what in router.identity().get("not_simulated", []):
+        notes.append(f"not simulated: {what}")
+    return invalid, notes
+
+
+class _Usage:
+    """Peak memory of this process and its children, summed over processes (an upper bound of the joint peak)."""
+
+    def __init__(self) -> None:
+        self.peak_rss_bytes = 0
+
+    def read(self) -> None:
+        """Read the children's peaks; call while they still run."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        for child in _children():
+            peak += _peak_bytes(child.pid)
+        self.peak_rss_bytes = peak
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _peak_bytes(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of the children that have ended."""
+    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+
+
+def _optional_ns(seconds: float | None) -> int | None:
+    return None if seconds is None else to_ns(seconds)
+
+
+def _quietly(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    try:
+        return call()
+    except Exception:  # the component is gone; its own error is already on the way to the user
+        return None
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def with_router(experiment: Experiment, choice: str) -> Experiment:
+    """The same experiment under another router config: a baseline's name, a config's name or a file."""
+    from harness.router.baselines import BASELINES
+
+    router = experiment.router
+    if choice in BASELINES:
+        return experiment.model_copy(update={"router": router.model_copy(update={"kind": choice})})
+    return experiment.model_copy(update={"router": router.model_copy(update={"kind": "llm-d", "config": choice})})
+
+
+def command_line(*words: str) -> str:
+    """A command as a user would type it."""
+    return shlex.join(words)
+
+
+__all__ = ["Interrupted", "Loaded", "command_line", "load_sessions", "replace", "run_experiment", "with_router"]

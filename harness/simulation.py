@@ -1,0 +1,387 @@
+"""One experiment on the virtual clock: the way of a call from the trace to its record.
+
+    load releases the call -> `_route`: what the router may know by now is brought to it (gauges as of each worker's last
+    scrape, KV events of finished steps), then it decides -> `_submit`: the chosen engine takes the call -> the node's
+    steps -> `_on_node`: first token and end go back to the router, the session and the record.
+
+Time stands still while the router works. Nodes advance lazily: to their own next visible event, or as far as a decision
+or a client needs to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fake_workers.engine.events import KvEvent
+from fake_workers.engine.gauges import Gauges
+from fake_workers.engine.node import EngineStuckError, Node, StepPrice
+from fake_workers.engine.request import EngineRequest
+from fake_workers.engine.scheduler import SchedulerConfig
+from harness.clock import VirtualClock, to_ns
+from harness.errors import NoProgressError
+from harness.load.prompts import Origins
+from harness.load.session import SessionRun
+from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, CallRecord
+from harness.results.timeline import TimelineRecorder
+from harness.router.base import Endpoint, RouteRequest, Router
+from harness.trace.model import Session
+
+_NODE, _CLIENT, _LOAD = 0, 1, 2
+"""Order of events at one time: what engines did, then clients giving up, then new calls."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """One lock-step engine group and the endpoints of its ranks."""
+
+    node: Node
+    endpoints: list[int]
+    phase_ns: int
+    wake_ns: int | None = None
+    wake_serial: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call between its arrival and its end."""
+
+    record: CallRecord
+    session: SessionRun
+    index: int
+    request: EngineRequest | None = None
+    routed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationConfig:
+    """What the simulation needs of the experiment, in its own units."""
+
+    engine: SchedulerConfig
+    model: str
+    scrape_interval_ns: int
+    router_latency_ns: int = 0
+    client_timeout_ns: int | None = None
+    gap_cap_s: float | None = None
+    until_ns: int | None = None
+    leaping: bool = True
+
+
+@dataclass(slots=True)
+class Counts:
+    """How much happened, for the summary."""
+
+    arrived: int = 0
+    ended: int = 0
+    steps: int = 0
+    engine_events: int = 0
+    clock_events: int = 0
+
+
+Tick = Callable[[int, int], None]
+"""Told of progress: (calls ended, virtual ns)."""
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What the router was last told about one endpoint."""
+
+    gauges: Gauges = field(default_factory=lambda: Gauges(0, 0, 0.0))
+
+
+class Simulation:
+    """Runs sessions through a router and engine groups; `records` holds one record per arrived call."""
+
+    def __init__(
+        self,
+        config: SimulationConfig,
+        price: StepPrice,
+        groups: list[list[Endpoint]],
+        router: Router,
+        sessions: list[Session],
+        starts_ns: list[int],
+        on_progress: Tick | None = None,
+    ) -> None:
+        self.config = config
+        self.clock = VirtualClock()
+        self.router = router
+        self.records: list[CallRecord] = []
+        self.counts = Counts()
+        self.endpoints = [endpoint for group in groups for endpoint in group]
+        self.timeline = TimelineRecorder([endpoint.node for endpoint in self.endpoints])
+        self._on_progress = on_progress
+        self._blocks_per_router_block: int = getattr(router, "blocks_per_router_block", 1)
+        self._origins = Origins()
+        self._open: dict[str, _Open] = {}
+        self._shown = [_Shown() for _ in self.endpoints]
+        self._groups = [self._make_group(price, group, g, len(groups)) for g, group in enumerate(groups)]
+        self._place = {
+            endpoint: (group, rank) for group in self._groups for rank, endpoint in enumerate(group.endpoints)
+        }
+        self._stirred: dict[int, _Group] = {}
+        """Groups about which the router may not know everything yet, by their first endpoint."""
+        for session, start_ns in zip(sessions, starts_ns, strict=True):
+            self.clock.call_at(start_ns, self._begin_session, session, rank=_LOAD)
+
+    def _make_group(self, price: StepPrice, endpoints: list[Endpoint], number: int, groups: int) -> _Group:
+        indexes = [endpoint.index for endpoint in endpoints]
+        timeline = self.timeline
+
+        def observe(rank: int, start: int, end: int, requests: int, prompt: int, outputs: int) -> None:
+            timeline.level(indexes[rank], start, requests, 0, 0.0)
+            timeline.busy(indexes[rank], start, end, prompt, outputs)
+            timeline.level(indexes[rank], end, 0, 0, 0.0)
+
+        interval = self.config.scrape_interval_ns
+        node = Node(
+            price,
+            self.config.engine,
+            len(endpoints),
+            leaping=self.config.leaping,
+            keep_events=self.router.reads_kv_events,
+            history_ns=2 * interval,
+            observer=observe,
+        )
+        # scrapes of different workers are spread over the interval, as independent tickers are
+        return _Group(node, indexes, number * interval // groups)
+
+    # ------------------------------------------------------------------ running
+
+    def run(self) -> None:
+        """Until nothing is left to happen, or `until_ns`. Raises NoProgressError if calls are open with nothing to come."""
+        until = self.config.until_ns
+        clock = self.clock
+        try:
+            while True:
+                t_ns = clock.next_ns
+                if t_ns is None or (until is not None and t_ns > until):
+                    break
+                clock.step()
+        except EngineStuckError as error:
+            raise NoProgressError(str(error)) from None
+        finally:
+            self._close_counts()
+            for opened in self._open.values():
+                if opened.request is not None:
+                    self._copy_progress(opened)
+        if until is not None:
+            for group in self._groups:
+                self._advance(group, until)
+            clock.now_ns = max(clock.now_ns, until)
+        elif self._open:
+            first = next(iter(self._open))
+            raise NoProgressError(
+                f"{len(self._open)} calls are open (first: {first}) but no event is left at {clock.now_ns / 1e9:.3f} s"
+            )
+
+    def _close_counts(self) -> None:
+        self.counts.steps = sum(group.node.steps for group in self._groups)
+        self.counts.engine_events = sum(group.node.boundaries_taken for group in self._groups)
+        self.counts.clock_events = self.clock.executed
+
+    def settle(self) -> None:
+        """Bring everything to the router that it has not been told yet, whatever the scrape ticks (end of run checks)."""
+        events: dict[int, list[KvEvent]] = {}
+        for group in self._groups:
+            for rank, endpoint in enumerate(group.endpoints):
+                news = group.node.take_events(rank)
+                if news:
+                    events[endpoint] = news
+        if events and self.router.reads_kv_events:
+            self.router.publish_kv_events(events)
+
+    # ------------------------------------------------------------------ load
+
+    def _begin_session(self, session: Session) -> None:
+        SessionRun(
+            session, self.clock, self._release, self.config.gap_cap_s, self.config.engine.block_tokens, self._origins
+        ).start()
+
+    def _release(self, session: SessionRun, index: int) -> None:
+        """The client sends the call."""
+        call = session.session.calls[index]
+        # a call that recorded no output was cut off or failed at its source; an engine generates at least one token
+        outputs = max(1, call.output_tokens)
+        record = CallRecord(
+            call_id=f"{session.session.id}/{index}",
+            session=session.session.id,
+            index=index,
+            chain=call.chain,
+            arrival_ns=self.clock.now_ns,
+            input_tokens=call.input_tokens,
+            requested_output_tokens=outputs,
+        )
+        self.records.append(record)
+        self.counts.arrived += 1
+        opened = self._open[record.call_id] = _Open(record, session, index)
+        session.call_started(index)
+        if self.config.client_timeout_ns is not None:
+            self.clock.call_later(self.config.client_timeout_ns, self._give_up, opened, rank=_CLIENT)
+        if self.config.router_latency_ns:
+            self.clock.call_later(self.config.router_latency_ns, self._route, opened, rank=_LOAD)
+        else:
+            self._route(opened)
+
+    def _give_up(self, opened: _Open) -> None:
+        """The client's time-out: the call leaves the engine and the router's counts and counts as failed."""
+        record = opened.record
+        if record.call_id not in self._open:
+            return
+        now = self.clock.now_ns
+        if opened.request is not None and record.endpoint is not None:
+            group, rank = self._place[record.endpoint]
+            self._advance(group, now)
+            if record.call_id not in self._open:
+                return
+            group.node.abort(rank, opened.request)
+            self._arm(group)
+            self._copy_progress(opened)
+        if opened.routed:
+            self.router.abort(record.call_id)
+        self._end(opened, TIMED_OUT, now, "client time-out")
+
+    # ------------------------------------------------------------------ routing
+
+    def _route(self, opened: _Open) -> None:
+        record = opened.record
+        if record.call_id not in self._open:
+            return
+        now = self.clock.now_ns
+        engine = self.config.engine
+        if record.input_tokens < 1:
+            return self._end(opened, REJECTED, now, "empty prompt")
+        if record.input_tokens + record.requested_output_tokens > engine.max_model_len:
+            # vLLM's own refusal (HTTP 400) of a request that cannot fit
+            what = f"{record.input_tokens} + {record.requested_output_tokens} tokens exceed {engine.max_model_len}"
+            return self._end(opened, REJECTED, now, what)
+        runs = opened.session.prompts.runs(opened.index)
+        self._inform_router(now)
+        decision = self.router.decide(
+            RouteRequest(
+                request_id=record.call_id,
+                session_id=record.session,
+                model=self.config.model,
+                runs=list(runs),
+                prompt_tokens=record.input_tokens,
+                output_tokens=record.requested_output_tokens,
+            )
+        )
+        record.router_status = decision.status
+        if decision.endpoint is None:
+            return self._end(opened, FAILED, now, f"router: {decision.status} {decision.message}".strip())
+        opened.routed = True
+        record.routed_ns = now
+        record.endpoint = decision.endpoint
+        record.node = self.endpoints[decision.endpoint].node
+        record.believed_share = decision.believed_share
+        group, rank = self._place[decision.endpoint]
+        self._advance(group, now)
+        blocks = runs[-1][2] if runs else 0
+        held = group.node.ranks[rank].truly_held(runs)
+        # in the router's own blocks, so that the gap shows what it did not know and not how coarsely it looks
+        ratio = self._blocks_per_router_block
+        record.held_share = (held // ratio) / (blocks // ratio) if blocks >= ratio else 0.0
+        opened.request = EngineRequest(
+            request_id=record.call_id,
+            origin=opened.session.prompts.origin(opened.index),
+            runs=runs,
+            prompt_tokens=record.input_tokens,
+            output_tokens=record.requested_output_tokens,
+            arrival_ns=now,
+        )
+        group.node.submit(rank, opened.request)
+        self._stirred[group.endpoints[0]] = group
+        self._arm(group)
+
+    def _inform_router(self, now: int) -> None:
+        """Gauges as of each worker's last scrape tick and KV events of steps that have ended, for whom it may have changed."""
+        router = self.router
+        if not (router.reads_gauges or router.reads_kv_events):
+            return
+        gauges: dict[int, Gauges] = {}
+        events: dict[int, list[KvEvent]] = {}
+        interval = self.config.scrape_interval_ns
+        for key, group in list(self._stirred.items()):
+            node = group.node
+            self._advance(group, now)
+            tick = (now - group.phase_ns) // interval * interval + group.phase_ns
+            settled = not node.busy
+            for rank, endpoint in enumerate(group.endpoints):
+                if router.reads_gauges:
+                    seen = node.gauges(rank, tick)
+                    shown = self._shown[endpoint]
+                    if seen != shown.gauges:
+                        shown.gauges = seen
+                        gauges[endpoint] = seen
+                    if settled and node.gauges(rank, now) != seen:
+                        settled = False
+                if router.reads_kv_events:
+                    news = node.take_events(rank)
+                    if news:
+                        events[endpoint] = news
+            if settled:
+                del self._stirred[key]
+        if gauges:
+            router.push_gauges(gauges)
+        if events:
+            router.publish_kv_events(events)
+
+    # ------------------------------------------------------------------ engines
+
+    def _advance(self, group: _Group, now: int) -> None:
+        """Bring a group up to now and pass on what its clients saw."""
+        for outcome in group.node.advance(now):
+            opened = self._open.get(outcome.request.request_id)
+            if opened is None or opened.request is not outcome.request:
+                continue
+            if outcome.first:
+                self.router.first_token(outcome.request.request_id)
+            if outcome.done:
+                self._copy_progress(opened)
+                record = opened.record
+                self.router.finish(
+                    record.call_id, record.input_tokens, record.gpu_tokens, record.output_tokens
+                )
+                self._end(opened, COMPLETED, outcome.t_ns)
+
+    def _arm(self, group: _Group) -> None:
+        """Wake up at the group's next event that a client may see."""
+        wake = group.node.wake_ns()
+        if wake == group.wake_ns:
+            return
+        group.wake_ns = wake
+        group.wake_serial += 1
+        if wake is not None:
+            self.clock.call_at(max(wake, self.clock.now_ns), self._on_node, group, group.wake_serial, rank=_NODE)
+
+    def _on_node(self, group: _Group, serial: int) -> None:
+        if serial != group.wake_serial:
+            return
+        group.wake_ns = None
+        self._advance(group, self.clock.now_ns)
+        self._arm(group)
+
+    # ------------------------------------------------------------------ records
+
+    @staticmethod
+    def _copy_progress(opened: _Open) -> None:
+        record, request = opened.record, opened.request
+        assert request is not None
+        record.admitted_ns = request.admitted_ns
+        record.first_token_ns = request.first_token_ns
+        record.output_tokens = request.outputs
+        record.preemptions = request.preemptions
+        if request.hit_tokens is not None and request.first_token_ns is not None:
+            record.gpu_tokens = request.hit_tokens
+            record.computed_tokens = request.prompt_tokens - request.hit_tokens
+
+    def _end(self, opened: _Open, outcome: str, t_ns: int, message: str = "") -> None:
+        record = opened.record
+        del self._open[record.call_id]
+        record.outcome = outcome
+        record.finish_ns = t_ns
+        record.message = message
+        self.counts.ended += 1
+        if self._on_progress is not None:
+            self._on_progress(self.counts.ended, t_ns)
+        opened.session.call_ended(opened.index)

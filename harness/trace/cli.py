@@ -1,0 +1,219 @@
+"""Commands `harness trace ...`: the functions of this package behind a command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from harness.errors import InputError
+from harness.trace.check import MAX_VIOLATIONS, check_trace
+from harness.trace.generate import generate_sessions
+from harness.trace.model import Session
+from harness.trace.profile import load_profile, profile_names
+from harness.trace.read import Blocks, read_trace, trace_files
+from harness.trace.stats import trace_stats
+from harness.trace.targets import compare, load_targets
+from harness.trace.write import write_trace
+
+app = typer.Typer(no_args_is_help=True, help="Traces: what is in them, convert, generate, check.")
+TraceArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Trace file, or a folder of them.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+RepairOption = Annotated[
+    bool,
+    typer.Option(
+        "--repair-blocks", help="Cut or extend each call's blocks to its input tokens (broken block ids)."
+    ),
+]
+
+
+def with_progress(sessions: Iterator[Session], what: str, total: int | None = None) -> Iterator[Session]:
+    """Show on a terminal's standard error how many sessions are through; elsewhere nothing."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield from sessions
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("sessions"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        for session in sessions:
+            yield session
+            progress.advance(task)
+
+
+@app.command()
+def stats(file: TraceArgument, as_json: JsonOption = False) -> None:
+    """What is in a trace."""
+    found = trace_stats(with_progress(read_trace(file, blocks="keep"), f"reading {file.name}"))
+    if as_json:
+        print(json.dumps(found, indent=1))
+        return
+    table = Table("statistic", "value", title=str(file))
+    for name, value in flat_stats(found):
+        table.add_row(name, shown(value))
+    Console().print(table)
+
+
+def flat_stats(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Statistics as (dotted name, value) in order."""
+    for name, value in found.items():
+        if isinstance(value, dict):
+            yield from flat_stats(value, f"{before}{name}.")
+        elif isinstance(value, list):
+            for row in value:
+                window = "infinite" if row["window_s"] is None else f"{row['window_s']:.0f} s"
+                yield f"{before}{name} ({window})", row["hit"]
+        else:
+            yield before + name, value
+
+
+def shown(value: float | int | None) -> str:
+    """A number for people: counts with separators, others with four significant digits."""
+    if value is None:
+        return "-"
+    if isinstance(value, int) or abs(value) >= 1e5:
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+@app.command()
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="IN", help="Trace file or folder of any readable format.")
+    ],
+    target: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Trace in the project's format (.jsonl or .jsonl.gz).")
+    ],
+    repair_blocks: RepairOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a trace of any readable format in the project's own."""
+    if any(file.resolve() == target.resolve() for file in trace_files(source)):
+        raise InputError(str(target), "is the input itself", "give another name for the output")
+    blocks: Blocks = "repair" if repair_blocks else "strict"
+    calls = write_trace(target, with_progress(read_trace(source, blocks), f"converting {source.name}"))
+    _say_written(target, calls, as_json)
+
+
+@app.command()
+def generate(
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Trace to write (.jsonl or .jsonl.gz).")],
+    profile: Annotated[
+        str, typer.Option(help=f"One of {', '.join(profile_names())}, or a YAML file.")
+    ] = "claude-code",
+    seed: Annotated[int, typer.Option(help="Same seed, same trace.")] = 1,
+    sessions: Annotated[int, typer.Option(min=0, help="Number of sessions.")] = 393,
+    as_json: JsonOption = False,
+) -> None:
+    """Generate a synthetic trace."""
+    made = generate_sessions(load_profile(profile), seed, sessions)
+    _say_written(target, write_trace(target, with_progress(made, "generating", sessions)), as_json)
+
+
+def _say_written(target: Path, calls: int, as_json: bool) -> None:
+    size = target.stat().st_size
+    if as_json:
+        print(json.dumps({"file": str(target), "calls": calls, "bytes": size}))
+    else:
+        print(f"{target}: {calls:,} calls, {size / 1e6:.2f} MB")
+
+
+@app.command()
+def check(file: TraceArgument, as_json: JsonOption = False) -> None:
+    """Name every violation of the trace format: line, field, what is wrong."""
+    violations = check_trace(file)
+    if as_json:
+        rows = [{"line": v.line, "field": v.field, "what": v.what, "remedy": v.remedy} for v in violations]
+        print(json.dumps(rows, indent=1))
+    else:
+        for v in violations:
+            place = f"{file}: line {v.line}" if v.line else str(file)
+            print(f"{place}: {v.field + ': ' if v.field else ''}{v.what}; {v.remedy}")
+    if violations:
+        more = " or more" if len(violations) >= MAX_VIOLATIONS else ""
+        raise InputError(
+            str(file), f"{len(violations)}{more} violations of the trace format", "see the list above"
+        )
+    if not as_json:
+        print(f"{file}: no violation")
+
+
+@app.command("targets")
+def show_targets(
+    profile: Annotated[str, typer.Option(help="A profile with published targets.")] = "claude-code",
+    seeds: Annotated[str, typer.Option(help="Seeds, separated by commas.")] = "1,2,3",
+    as_json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown table.")] = False,
+) -> None:
+    """Hold generated traces against the published statistics that a profile is shaped after."""
+    try:
+        numbers = [int(seed) for seed in seeds.split(",")]
+    except ValueError:
+        raise InputError(
+            f"--seeds {seeds}", "is not a list of whole numbers", "write for example 1,2,3"
+        ) from None
+    wanted, made = load_targets(profile), load_profile(profile)
+    results = [
+        trace_stats(
+            with_progress(generate_sessions(made, seed, wanted.sessions), f"seed {seed}", wanted.sessions)
+        )
+        for seed in numbers
+    ]
+    comparisons = compare(wanted, results)
+    if as_json:
+        rows = [
+            {
+                "name": c.target.name,
+                "stat": c.target.stat,
+                "target": c.target.value,
+                "got": c.got,
+                "met": c.met,
+            }
+            for c in comparisons
+        ]
+        print(json.dumps(rows, indent=1))
+        return
+    head = ["statistic", "target", *(f"seed {seed}" for seed in numbers), "mean deviation", "allowed", "met"]
+    lines = [comparison_cells(c) for c in comparisons]
+    if markdown:
+        sys.stdout.write(
+            "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines]) + "\n"
+        )
+        return
+    table = Table(*head)
+    for cells in lines:
+        table.add_row(*cells)
+    Console().print(table)
+
+
+def comparison_cells(comparison: Any) -> list[str]:
+    """One target as table cells; shares in percent."""
+    target, got = comparison.target, comparison.got
+    scale = 100.0 if "(%)" in target.name else 1.0
+    mean = sum(got) / len(got)
+    if target.points is not None:
+        deviation, allowed = f"{(mean - target.value) * 100:+.2f} points", f"{target.points:g} points"
+    elif target.range is not None:
+        low, high = (bound * scale for bound in target.range)
+        deviation, allowed = (
+            "-" if target.value is None else f"{mean / target.value - 1:+.1%}",
+            f"{low:g} to {high:g}",
+        )
+    else:
+        deviation, allowed = f"{mean / target.value - 1:+.1%}", f"{target.within:.0%}"
+    met = f"{sum(comparison.met)} of {len(got)}"
+    value = "-" if target.value is None else shown(target.value * scale)
+    return [target.name, value, *(shown(x * scale) for x in got), deviation, allowed, met]

@@ -1,0 +1,41 @@
+"""Fixtures that several test packages share: the real router's programs, where they are at hand."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def _router(release: str, variable: str) -> Path:
+    given = os.environ.get(variable)
+    if given:
+        path = Path(given)
+        assert path.is_file(), f"{variable}={given} is no file"
+        return path
+    from harness.router.binaries import find
+
+    found = find(release)
+    if found is None:
+        pytest.skip(f"no llm-d router {release} at hand (set {variable}, or run `harness router install {release}`)")
+    return found.path
+
+
+@pytest.fixture(scope="session")
+def router_v071() -> Path:
+    """The router v0.7.1."""
+    return _router("v0.7.1", "HARNESS_ROUTER_V071")
+
+
+@pytest.fixture(scope="session")
+def router_v0100() -> Path:
+    """The router v0.10.0."""
+    return _router("v0.10.0", "HARNESS_ROUTER_V0100")
+
+
+@pytest.fixture(params=["v0.7.1", "v0.10.0"])
+def router_release(request: pytest.FixtureRequest) -> tuple[str, Path]:
+    """Each release with its program; a test that uses this runs once per release."""
+    fixture = {"v0.7.1": "router_v071", "v0.10.0": "router_v0100"}[request.param]
+    return request.param, request.getfixturevalue(fixture)

@@ -1,0 +1,77 @@
+"""Our engine against vLLM 0.32's own scheduler, step for step (docs/engine.md says what is compared and what is not).
+
+Needs vLLM's sources: `python -m tests.differential.install`, or HARNESS_VLLM_PYTHON naming an interpreter that has them.
+HARNESS_DIFFERENTIAL_STEPS sets the number of vLLM steps (default 120,000), HARNESS_DIFFERENTIAL_SEED the first seed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.differential.install import interpreter
+from tests.engine.workload import random_workload
+
+ROOT = Path(__file__).parents[2]
+STEPS = int(os.environ.get("HARNESS_DIFFERENTIAL_STEPS", "120000"))
+FIRST_SEED = int(os.environ.get("HARNESS_DIFFERENTIAL_SEED", "0"))
+
+
+@pytest.fixture(scope="module")
+def vllm_python() -> Path:
+    python = interpreter()
+    if python is None:
+        pytest.skip("vLLM's sources are not installed: python -m tests.differential.install")
+    return python
+
+
+def worker(python: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Results of tests.differential.worker, one per workload."""
+    done = subprocess.run(
+        [str(python), "-m", "tests.differential.worker", *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_every_step_is_vllms(vllm_python: Path, mode: str) -> None:
+    total: Counter[str] = Counter()
+    results = worker(vllm_python, "random", mode, str(FIRST_SEED), str(STEPS // 2))
+    for result in results:
+        if "at" in result:
+            raise AssertionError(
+                f"seed {result['seed']} ({mode}) differs at record {result['at']}\n"
+                f"ours  {result['ours']}\nvLLM  {result['vllm'][-1:]}\nafter {result['vllm'][:-1]}\n"
+                f"error {result['failure']}\nsmallest workload: {json.dumps(result['smallest'])}"
+            )
+        total.update({key: value for key, value in result.items() if key != "seed"})
+    print(f"\n{mode}: {len(results)} workloads from seed {FIRST_SEED}, {dict(total)}")
+    assert total["steps"] >= STEPS // 2
+    if STEPS >= 20_000:
+        for what in ("preempted", "resumed", "hits", "events", "aborts", "full hits", "priority"):
+            assert total[what] > STEPS // 4000, (what, total)
+
+
+def test_a_difference_would_be_found(vllm_python: Path, tmp_path: Path) -> None:
+    """The comparison itself: an engine with another option than vLLM's gets caught."""
+    workload = random_workload(2, is_async=False).to_json()
+    file = tmp_path / "workload.json"
+    file.write_text(json.dumps({"vllm": workload, "ours": workload | {"config": workload["config"] | {"max_num_seqs": 1}}}))
+    (result,) = worker(vllm_python, "file", str(file))
+    assert result["at"] >= 0 and result["ours"] != result["vllm"]
+    file.write_text(json.dumps({"vllm": workload, "ours": workload}))
+    (result,) = worker(vllm_python, "file", str(file))
+    assert "at" not in result and result["steps"] > 50

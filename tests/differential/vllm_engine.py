@@ -1,0 +1,315 @@
+"""vLLM 0.32's own scheduler and engine loop on a CPU: unmodified classes, duck-typed config, an executor that makes
+tokens up. Import only after `torch_stub.install()`.
+
+What is vLLM's own here: Scheduler / AsyncScheduler, KVCacheManager, BlockPool, block hashing, KV events, and
+EngineCore's `step` and `step_with_batch_queue` with their abort queue. What is ours: the config objects (plain
+namespaces with the attributes that these classes read), the executor, and the busy loop that feeds requests in.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections import deque
+from types import SimpleNamespace as Namespace
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine.core import EngineCore
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from fake_workers.engine.scheduler import SchedulerConfig
+from tests.engine.workload import Record, Spec, Workload, comparable, scheduled, updated
+
+_HASH = get_hash_fn_by_name("sha256")
+init_none_hash(_HASH)
+
+
+def token(origin: int, pos: int, offset: int) -> int:
+    """Token `offset` of block (origin, pos): content is a function of identity, so block hashes are one too."""
+    return ((origin << 16) | pos) << 8 | offset
+
+
+def make_scheduler(config: SchedulerConfig) -> Scheduler:
+    """vLLM's scheduler with the options of `config`; V1 model runner form, so that resumed requests are told apart."""
+    is_async = config.async_scheduling
+    blocks, block = config.num_gpu_blocks, config.block_tokens
+    scheduler_config = Namespace(
+        max_num_seqs=config.max_num_seqs,
+        max_num_active_seqs=None,
+        max_num_scheduled_tokens=None,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        long_prefill_token_threshold=config.long_prefill_token_threshold,
+        long_prefill_token_threshold_adaptive=False,
+        policy=config.policy,
+        watermark=config.watermark,
+        prefill_schedule_interval=1,
+        scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
+        enable_chunked_prefill=True,
+        async_scheduling=is_async,
+    )
+    vllm_config = Namespace(
+        scheduler_config=scheduler_config,
+        cache_config=Namespace(
+            num_gpu_blocks=blocks,
+            enable_prefix_caching=config.enable_prefix_caching,
+            block_size=block,
+            mamba_cache_mode="none",
+            enable_mamba_shared_prefix_checkpoint=False,
+            prefix_match_unit=None,
+            prefix_cache_retention_interval=None,
+        ),
+        model_config=Namespace(
+            uses_mrope=False,
+            is_encoder_decoder=False,
+            max_model_len=config.max_model_len,
+            runner_type="generate",
+            is_diffusion=False,
+            supports_multimodal_inputs=False,
+            return_sampling_mask=False,
+        ),
+        parallel_config=Namespace(
+            data_parallel_size=1,
+            data_parallel_index=0,
+            decode_context_parallel_size=1,
+            prefill_context_parallel_size=1,
+            pipeline_parallel_size=1,
+        ),
+        observability_config=Namespace(
+            per_request_spec_decode_metrics="none",
+            kv_cache_metrics=False,
+            enable_mfu_metrics=False,
+            enable_logging_iteration_details=False,
+        ),
+        kv_events_config=Namespace(enable_kv_cache_events=True, publisher="null"),
+        ec_manager_config=Namespace(get_encoder_cache_manager_obj=lambda: None),
+        aux_output_config=Namespace(enabled=False),
+        lora_config=None,
+        kv_transfer_config=None,
+        ec_transfer_config=None,
+        speculative_config=None,
+        is_mm_encoder_only=False,
+        num_speculative_tokens=0,
+        num_lookahead_tokens=0,
+        num_prefill_lookahead_tokens=0,
+        num_hash_lookahead_tokens=0,
+        max_in_flight_tokens=config.max_num_batched_tokens * (2 if is_async else 1),
+        max_concurrent_batches=2 if is_async else 1,
+        use_v2_model_runner=False,
+    )
+    attention = FullAttentionSpec(block_size=block, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
+    kv_cache = KVCacheConfig(
+        num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)]
+    )
+    return (AsyncScheduler if is_async else Scheduler)(
+        vllm_config=vllm_config,
+        kv_cache_config=kv_cache,
+        structured_output_manager=Namespace(accept_tokens=lambda request, tokens: True),
+        block_size=block,
+        hash_block_size=block,
+        log_stats=False,
+    )
+
+
+class _Result:
+    """A batch on its way through the executor; time passes when somebody waits for it."""
+
+    def __init__(self, engine: VllmEngine, output: Any) -> None:
+        self.engine = engine
+        self.ids = list(output.num_scheduled_tokens)
+        requests = engine.scheduler.requests
+        # as the real runner: a prefill chunk yields no token; to be read right after schedule()
+        self.samples = {i for i in self.ids if not requests[i].is_prefill_chunk}
+
+    def result(self) -> ModelRunnerOutput:
+        """The executed batch."""
+        engine = self.engine
+        if self.ids:
+            engine.steps += 1
+            engine.deliver_until(engine.steps)
+        sampled = [[engine.next_token(i)] if i in self.samples else [] for i in self.ids]
+        return ModelRunnerOutput(
+            req_ids=self.ids,
+            req_id_to_index={i: at for at, i in enumerate(self.ids)},
+            sampled_token_ids=sampled,
+        )
+
+
+class _Executor:
+    def __init__(self, engine: VllmEngine) -> None:
+        self.engine = engine
+        self.last: _Result | None = None
+
+    def execute_model(self, scheduler_output: Any, non_block: bool) -> _Result:
+        self.last = _Result(self.engine, scheduler_output)
+        return self.last
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = True) -> _Result | None:
+        return self.last
+
+
+class VllmEngine(EngineCore):
+    """EngineCore without its constructor (processes, sockets, model): its step functions on a made-up executor."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.scheduler = make_scheduler(workload.config)
+        is_async = workload.config.async_scheduling
+        self.vllm_config = self.scheduler.vllm_config
+        self.model_executor = _Executor(self)
+        self.batch_queue = deque(maxlen=2) if is_async else None
+        self.batch_queue_size = 2 if is_async else 1
+        self.step_fn = self.step_with_batch_queue if is_async else self.step
+        self.aborts_queue = queue.Queue()
+        self.async_scheduling = is_async
+        self.log_stats = self.check_for_draft_tokens = False
+        self.is_mm_encoder_only = self.is_pooling_model = False
+        self._weight_version = None
+        self.steps = 0
+        self.log: list[Record] = []
+        self._specs: dict[str, Spec] = {}
+        self._events = workload.events()
+        self._delivered = 0
+        self._inbox: list[tuple[str, Spec]] = []
+        self._identity: dict[Any, tuple[int, int]] = {}
+        self._published: list[Record] = []
+        self.scheduler.kv_event_publisher = Namespace(publish=self._publish)
+        self._record_calls()
+
+    # ------------------------------------------------------------------ from outside
+
+    def deliver_until(self, step: int) -> None:
+        """What arrives while step number `step` runs."""
+        while self._delivered < len(self._events) and self._events[self._delivered][0] <= step:
+            self._deliver_next()
+
+    def _deliver_next(self) -> None:
+        _, kind, spec = self._events[self._delivered]
+        self._delivered += 1
+        self._inbox.append((kind, spec))
+        if kind == "abort":
+            self.aborts_queue.put_nowait([spec.request_id])  # EngineCore: every abort goes into both queues
+
+    def abort_requests(self, request_ids: list[str]) -> None:
+        """One by one: vLLM takes several aborts as a set, whose order is arbitrary."""
+        for request_id in request_ids:
+            self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def run(self) -> list[Record]:
+        """The busy loop (EngineCoreProc.run_busy_loop) until nothing is left to do."""
+        while True:
+            while True:
+                for kind, spec in self._inbox:
+                    if kind == "add":
+                        self.scheduler.add_request(self._request(spec))
+                    else:
+                        self.abort_requests([spec.request_id])
+                self._inbox.clear()
+                if self.scheduler.has_requests() or self.batch_queue:
+                    break
+                if self._delivered == len(self._events):
+                    return comparable(self.log)
+                while not self.aborts_queue.empty():
+                    self.aborts_queue.get_nowait()  # as _process_input_queue does when idle
+                self._deliver_next()
+            self.step_fn()
+
+    # ------------------------------------------------------------------ content
+
+    def _request(self, spec: Spec) -> Request:
+        self._specs[spec.request_id] = spec
+        block = self.workload.config.block_tokens
+        return Request(
+            request_id=spec.request_id,
+            prompt_token_ids=[
+                token(*spec.identity(i // block, block), i % block) for i in range(spec.prompt_tokens)
+            ],
+            sampling_params=SamplingParams(max_tokens=spec.output_tokens, ignore_eos=True),
+            pooling_params=None,
+            arrival_time=float(spec.arrival),
+            priority=spec.priority,
+            block_hasher=get_request_block_hasher(block, _HASH),
+        )
+
+    def next_token(self, request_id: str) -> int:
+        """The token that continues a request (any, if it is gone)."""
+        request = self.scheduler.requests.get(request_id)
+        if request is None:
+            return 0
+        block = self.workload.config.block_tokens
+        at = request.num_tokens
+        return token(*self._specs[request_id].identity(at // block, block), at % block)
+
+    # ------------------------------------------------------------------ records
+
+    def _publish(self, batch: Any) -> None:
+        block = self.workload.config.block_tokens
+        names = self._identity
+        for event in batch.events:
+            if isinstance(event, BlockStored):
+                assert len(event.token_ids) == block * len(event.block_hashes) and event.block_size == block
+                parent = None if event.parent_block_hash is None else names[event.parent_block_hash]
+                for i, block_hash in enumerate(event.block_hashes):
+                    first = event.token_ids[i * block] >> 8
+                    name = first >> 16, first & 0xFFFF
+                    assert event.token_ids[i * block : (i + 1) * block] == [token(*name, j) for j in range(block)]
+                    assert names.setdefault(block_hash, name) == name, "one hash, two identities"
+                    self._published.append(("+", *name, parent))
+                    parent = name
+            elif isinstance(event, BlockRemoved):
+                self._published.extend(("-", *names[block_hash]) for block_hash in event.block_hashes)
+            else:
+                self._published.append(("cleared",))
+
+    def _record_calls(self) -> None:
+        scheduler = self.scheduler
+        schedule, update = scheduler.schedule, scheduler.update_from_output
+        pool = scheduler.kv_cache_manager.block_pool
+
+        def recorded_schedule(*args: Any) -> Any:
+            output = schedule(*args)
+            computed = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
+            cached = output.scheduled_cached_reqs
+            computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+            order = output.num_scheduled_tokens
+            self.log.append(
+                scheduled(
+                    [(i, tokens, computed[i]) for i, tokens in order.items()],
+                    [r.req_id for r in output.scheduled_new_reqs],
+                    [i for i in order if i in cached.resumed_req_ids],
+                    output.preempted_req_ids or (),
+                    [r.request_id for r in scheduler.waiting],
+                    pool.get_num_free_blocks(),
+                )
+            )
+            return output
+
+        def recorded_update(output: Any, result: Any) -> Any:
+            self._published = []
+            outputs = update(output, result)
+            tokens = outputs[0].outputs if 0 in outputs else []
+            self.log.append(
+                updated(
+                    [(o.request_id, o.finish_reason is not None) for o in tokens],
+                    [r.request_id for r in scheduler.running],
+                    [r.request_id for r in scheduler.waiting],
+                    pool.get_num_free_blocks(),
+                    self._published,
+                    not output.num_scheduled_tokens,
+                )
+            )
+            return outputs
+
+        scheduler.schedule, scheduler.update_from_output = recorded_schedule, recorded_update
