@@ -7,7 +7,7 @@ import resource
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from harness.experiment import Engine, Experiment, resolved_yaml
 from harness.load.arrivals import in_order, session_starts_ns
 from harness.progress import Progress
 from harness.results.runinfo import LoadFacts, Prices, RunInfo
-from harness.results.store import Run, write_run
+from harness.results.store import Run, write_comparison, write_run
 from harness.router.base import Endpoint, Router
+from harness.router.baselines import BASELINES
 from harness.router.endpoints import loopback_endpoints
-from harness.router.select import make_router
+from harness.router.select import CONFIGS, config_path, make_router
 from harness.simulation import Simulation, SimulationConfig
 from harness.trace.model import Session
 from harness.trace.read import read_trace
@@ -283,8 +284,9 @@ def _judge(
     notes: list[str] = []
     if stats.get("fallbacks"):
         invalid.append(f"the router fell back silently in {stats['fallbacks']} decisions (see logs/router.log)")
-    if experiment.load.until_s is None and stats.get("in_flight"):
-        invalid.append(f"INV-8: the router still counts {stats['in_flight']} calls in flight at the end")
+    if experiment.load.until_s is None and stats.get("router_in_flight") or stats.get("in_flight"):
+        left = stats.get("router_in_flight") or stats.get("in_flight")
+        invalid.append(f"INV-8: the router still counts {left} calls in flight at the end")
     if experiment.load.gap_cap_s is not None:
         notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
     if experiment.load.until_s is not None:
@@ -351,19 +353,56 @@ def _version(package: str) -> str:
         return "not installed"
 
 
+def router_choices(experiment: Experiment, wanted: list[str] | None) -> list[str]:
+    """The configs and baselines to compare, each once, checked before anything runs."""
+    release = experiment.router.release
+    if not wanted:
+        shipped = sorted(path.stem for path in (CONFIGS / release).glob("*.yaml"))
+        if not shipped:
+            raise InputError("router.release", f"no configs ship for {release}", "name files with --router-config")
+        return [*shipped, "round_robin", "least_loaded"]
+    choices = list(dict.fromkeys(name.strip() for text in wanted for name in text.split(",") if name.strip()))
+    if not choices:
+        raise InputError("--router-config", "names nothing", "give a file, a shipped config or a baseline")
+    for choice in choices:
+        if choice not in BASELINES:
+            config_path(choice, release)
+    return choices
+
+
 def with_router(experiment: Experiment, choice: str) -> Experiment:
     """The same experiment under another router config: a baseline's name, a config's name or a file."""
-    from harness.router.baselines import BASELINES
+    update = {"kind": choice} if choice in BASELINES else {"kind": "llm-d", "config": choice}
+    return experiment.model_copy(update={"router": experiment.router.model_copy(update=update)})
 
-    router = experiment.router
-    if choice in BASELINES:
-        return experiment.model_copy(update={"router": router.model_copy(update={"kind": choice})})
-    return experiment.model_copy(update={"router": router.model_copy(update={"kind": "llm-d", "config": choice})})
+
+def compare(experiment: Experiment, choices: list[str], out: Path, *, command: str = "") -> list[Run]:
+    """Run the same load under each choice, one after the other, and write the comparison's page.
+
+    An interruption or a failing component keeps the runs that have ended, with their page, and then raises.
+    """
+    loaded = load_sessions(experiment)
+    quiet = experiment.output.model_copy(update={"report": False})
+    runs: list[Run] = []
+    try:
+        for choice in choices:
+            one = with_router(experiment, choice).model_copy(update={"output": quiet})
+            label = _label(choice, choices)
+            runs.append(run_experiment(one, out / label, loaded=loaded, label=label, command=command))
+    finally:
+        if runs:
+            write_comparison(out, runs)
+    return runs
+
+
+def _label(choice: str, choices: list[str]) -> str:
+    """A short name for a config, unique among the choices; also its folder."""
+    stems = [Path(c).stem if c not in BASELINES else c for c in choices]
+    stem = stems[choices.index(choice)]
+    return stem if stems.count(stem) == 1 else f"{stem}-{choices.index(choice) + 1}"
 
 
 def command_line(*words: str) -> str:
     """A command as a user would type it."""
     return shlex.join(words)
 
-
-__all__ = ["Interrupted", "Loaded", "command_line", "load_sessions", "replace", "run_experiment", "with_router"]

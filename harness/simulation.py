@@ -264,6 +264,7 @@ class Simulation:
                 runs=list(runs),
                 prompt_tokens=record.input_tokens,
                 output_tokens=record.requested_output_tokens,
+                origin=opened.session.prompts.origin(opened.index),
             )
         )
         record.router_status = decision.status

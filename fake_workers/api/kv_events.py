@@ -1,8 +1,9 @@
 """KV-cache events in the wire format of vLLM 0.32: one ZMQ payload per batch, encoded with msgspec.
 
-A payload is the msgpack array `[ts, events, data_parallel_rank]`. vLLM 0.32 writes each event as a map with the key
-"type" (form "map"); older releases wrote positional arrays, tag first (form "array"). Both are read by llm-d's router.
-Block hashes are unsigned integers, as vLLM publishes them with `VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=1`.
+A payload is the msgpack array `[ts, events, data_parallel_rank]`. vLLM 0.32 writes each event as a map with
+the key "type" (form "map"); older releases wrote positional arrays, tag first (form "array"). Both are read
+by llm-d's router. Block hashes are unsigned integers, as vLLM publishes them with
+`VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES=1`.
 """
 
 from __future__ import annotations
@@ -91,9 +92,7 @@ def as_array(event: WireEvent) -> list[Any]:
     return fields
 
 
-def encode_batch(
-    events: Sequence[WireEvent], ts: float, dp_rank: int | None = 0, wire: EventsWire = "map"
-) -> bytes:
+def encode_batch(events: Sequence[WireEvent], ts: float, dp_rank: int | None = 0, wire: EventsWire = "map") -> bytes:
     """One payload. `ts` is in seconds since the epoch (here: virtual time)."""
     body: list[Any] = list(events) if wire == "map" else [as_array(e) for e in events]
     return _ENCODER.encode(_Batch(ts, body, dp_rank))

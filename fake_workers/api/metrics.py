@@ -8,9 +8,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def render(
-    gauges: Gauges, *, model: str, block_tokens: int, num_gpu_blocks: int, extra: dict[str, float] | None = None
+    gauges: Gauges,
+    *,
+    model: str,
+    block_tokens: int,
+    num_gpu_blocks: int,
+    extra: dict[str, float] | None = None,
 ) -> bytes:
-    """One scrape. `extra` adds gauges of the harness's own (names outside vLLM's), e.g. `{"sim:tiebreak": 3.0}`."""
+    """One scrape. `extra` adds gauges of the harness's own (names outside vLLM's), e.g. `{"sim:tiebreak":
+    3.0}`.
+    """
     labels = f'{{engine="0",model_name="{model}"}}'
     lines = [
         "# HELP vllm:num_requests_running Number of requests in model execution batches.",

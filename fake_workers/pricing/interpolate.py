@@ -20,8 +20,8 @@ def cell(axis: Sequence[float], x: float) -> tuple[int, float]:
 def beyond(axis: Sequence[float], x: float, low: float, high: float, most: float) -> float:
     """What to add to the logarithm of the last value for x beyond the last grid point (0 inside).
 
-    low, high: values at the last two grid points. Their slope goes on, held between 0 and `most`: the exponent
-    of the work in that argument, so that noise in the last cell cannot grow without bounds.
+    low, high: values at the last two grid points. Their slope goes on, held between 0 and `most`, the
+    exponent of the work in that argument, so that noise in the last cell cannot grow without bounds.
     """
     over = x - axis[-1]
     if over <= 0:

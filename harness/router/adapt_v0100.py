@@ -15,6 +15,10 @@ TIE_BREAK = "harness-tie-break"
 TIE_BREAK_WEIGHT = 1e-6
 TIE_BREAK_RANGE = 1000.0
 TIE_BREAK_METRIC = "sim:tiebreak"
+ONE_SOCKET = (
+    "KV events of all workers on one socket, in one order; neighbouring blocks that are evicted together in one "
+    "BlockRemoved, where vLLM sends one per block"
+)
 _ATTRIBUTE = "sim.tiebreak"
 _SOURCE = "metrics-data-source"
 _EXTRACTOR = "core-metrics-extractor"
@@ -132,7 +136,9 @@ def _timers(doc: Document, out: Adapted) -> None:
         )
     for plugin in doc.by_type("prefix-cache-affinity-filter"):
         if float((plugin.get("parameters") or {}).get("explorationProbability") or 0) > 0:
-            out.not_simulated.append(f"{plugin_name(plugin)}: explorationProbability draws without a seed, two runs differ")
+            out.not_simulated.append(
+                f"{plugin_name(plugin)}: explorationProbability draws without a seed, two runs differ"
+            )
 
 
 def _prefix(doc: Document, coupling: Coupling, out: Adapted) -> None:
@@ -142,7 +148,12 @@ def _prefix(doc: Document, coupling: Coupling, out: Adapted) -> None:
         float((p.get("parameters") or {}).get("matchLengthWeight") or 0) > 0 for p in doc.by_type(plugins.PREFIX_SCORER)
     )
     real = bool(approximate) or counts
-    out.reads_kv_events = bool(precise)
+    out.reads_kv_events, out.approximate = bool(precise), bool(approximate)
+    for plugin in doc.by_type(*plugins.IN_FLIGHT_TOKENS):
+        out.notes.append(
+            f"{plugin_name(plugin)}: the router gives a prompt's tokens back at the first token in its own time; "
+            "a decision within the next millisecond of wall time may still count them"
+        )
     for plugin in precise:
         _precise(doc, plugin, coupling, out, real)
     if precise:
@@ -194,7 +205,7 @@ def _precise(doc: Document, plugin: Json, coupling: Coupling, out: Adapted, real
     name, parameters = plugin_name(plugin), doc.parameters(plugin)
     events = doc.section("kvEventsConfig", of=parameters)
     events.update(zmqEndpoint=coupling.kv_events_url, discoverPods=False, concurrency=1, topicFilter="kv@")
-    out.added.append(f"{name}: KV events of all workers on one socket, in one order ({coupling.kv_events_url})")
+    out.added.append(f"{name}: {ONE_SOCKET} ({coupling.kv_events_url})")
     tokens = doc.section("tokenProcessorConfig", of=parameters)
     tokens.pop("blockSize", None)
     tokens["blockSizeTokens"] = coupling.block_tokens if real else 1
@@ -234,7 +245,9 @@ def count_admissions(doc: Document, indexer: Json, name: str, out: Adapted) -> N
 
 
 def note_pod_cache(indexer: Json, name: str, coupling: Coupling, out: Adapted) -> None:
-    """Warns where the index forgets holders of a block because there are more endpoints than it keeps per block."""
+    """Warns where the index forgets holders of a block because there are more endpoints than it keeps per
+    block.
+    """
     in_memory = ((indexer.get("kvBlockIndexConfig") or {}).get("inMemoryConfig")) or {}
     size = int(in_memory.get("podCacheSize") or 10)
     if size < coupling.endpoints:

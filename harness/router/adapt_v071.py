@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from harness.router import plugins
-from harness.router.adapt_v0100 import TIE_BREAK, TIE_BREAK_METRIC, count_admissions, note_pod_cache, one_token_per_block
+from harness.router.adapt_v0100 import (
+    ONE_SOCKET,
+    TIE_BREAK,
+    TIE_BREAK_METRIC,
+    count_admissions,
+    note_pod_cache,
+    one_token_per_block,
+)
 from harness.router.config import FOREVER, Adapted, Coupling, Document, PromptForm, plugin_name
 from harness.router.tokens import TEXT_BYTES
 
@@ -30,20 +37,25 @@ def adapt(doc: Document, coupling: Coupling, out: Adapted) -> None:
     if doc.has(*plugins.SESSION_AFFINITY):
         out.session_header = "x-session-token"
     out.flags += ["--health-checking", "--refresh-metrics-interval=1ms", "--zap-stacktrace-level=panic"]
-    out.added.append("--refresh-metrics-interval 1ms: gauges are pushed, the router asks again as soon as it has an answer")
+    out.added.append(
+        "--refresh-metrics-interval 1ms: gauges are pushed, the router asks again as soon as it has an answer"
+    )
 
 
 def _metrics_and_tie_break(doc: Document, out: Adapted) -> None:
-    """The router's metric names can only be chosen in its data layer, which in this release has a feature gate.
+    """The router's metric names can only be chosen in its data layer, which in this release has a feature
+    gate.
 
-    The tie-break is the running-requests scorer with a negligible weight, reading the rank instead of that gauge; it
-    normalises by the largest difference, so it never adds more than its weight. Where the user's configuration scores
-    running requests itself, the rank is added to the KV usage instead (1e-9 per rank).
+    The tie-break is the running-requests scorer with a negligible weight, reading the rank instead of that
+    gauge; it normalises by the largest difference, so it never adds more than its weight. Where the user's
+    configuration scores running requests itself, the rank is added to the KV usage instead (1e-9 per rank).
     """
     gates: list[Any] = doc.document.setdefault("featureGates", [])
     if "dataLayer" not in gates:
         gates.append("dataLayer")
-        out.added.append("featureGates dataLayer: the router's own metrics data layer, where metric names can be chosen")
+        out.added.append(
+            "featureGates dataLayer: the router's own metrics data layer, where metric names can be chosen"
+        )
     extractor = next(iter(doc.by_type(_EXTRACTOR)), None)
     if extractor is None:
         extractor = {"type": _EXTRACTOR}
@@ -77,7 +89,9 @@ def _metrics_and_tie_break(doc: Document, out: Adapted) -> None:
             doc.plugins.append({"type": "kv-cache-utilization-scorer", "name": TIE_BREAK})
             doc.add_to_profiles(TIE_BREAK, TIE_BREAK_WEIGHT)
         how = f"KV usage read from {KV_TIE_BREAK_METRIC}, usage plus 1e-9 per rank"
-    out.added.append(f"{TIE_BREAK}: seeded order among endpoints of equal score in place of the router's shuffle ({how})")
+    out.added.append(
+        f"{TIE_BREAK}: seeded order among endpoints of equal score in place of the router's shuffle ({how})"
+    )
 
 
 def _timers(doc: Document, out: Adapted) -> None:
@@ -86,7 +100,9 @@ def _timers(doc: Document, out: Adapted) -> None:
         out.added.append(f"{plugin_name(plugin)}: requestTimeout out of reach (it runs on the wall clock)")
     detector = doc.section("saturationDetector")
     detector["metricsStalenessThreshold"] = FOREVER
-    out.added.append("saturationDetector.metricsStalenessThreshold out of reach (gauges are as old as virtual time says)")
+    out.added.append(
+        "saturationDetector.metricsStalenessThreshold out of reach (gauges are as old as virtual time says)"
+    )
     if out.flow_control:
         doc.section("flowControl")["defaultRequestTTL"] = FOREVER
         out.added.append("flowControl.defaultRequestTTL out of reach (it runs on the wall clock)")
@@ -96,7 +112,7 @@ def _prefix(doc: Document, coupling: Coupling, out: Adapted) -> None:
     precise = doc.by_type(plugins.PRECISE_V071)
     approximate = doc.by_type(plugins.PREFIX_V071)
     counts = doc.has(*plugins.TOKEN_COUNTERS)
-    out.reads_kv_events = bool(precise)
+    out.reads_kv_events, out.approximate = bool(precise), bool(approximate)
     for plugin in precise:
         _precise(doc, plugin, coupling, out)
     for plugin in doc.by_type("tokenizer"):
@@ -122,7 +138,7 @@ def _precise(doc: Document, plugin: Json, coupling: Coupling, out: Adapted) -> N
     name, parameters = plugin_name(plugin), doc.parameters(plugin)
     events = doc.section("kvEventsConfig", of=parameters)
     events.update(zmqEndpoint=coupling.kv_events_url, discoverPods=False, concurrency=1, topicFilter="kv@")
-    out.added.append(f"{name}: KV events of all workers on one socket, in one order ({coupling.kv_events_url})")
+    out.added.append(f"{name}: {ONE_SOCKET} ({coupling.kv_events_url})")
     tokens = doc.section("tokenProcessorConfig", of=parameters)
     tokens.pop("blockSize", None)
     tokens["blockSizeTokens"] = 1
@@ -152,10 +168,11 @@ def _approximate_block_tokens(parameters: Json, coupling: Coupling) -> int:
 def _approximate_form(doc: Document, approximate: list[Json], coupling: Coupling, out: Adapted) -> None:
     """Eight characters per engine block instead of four per token.
 
-    The plugin cuts the text into blocks of `blockSizeTokens * 4` characters and hashes each together with the hash
-    before it; it ignores a last piece that is shorter. Only equality of pieces matters, so a piece of 8 characters per
-    engine block says the same as one of 64, as long as a router block is a whole multiple of an engine block or the
-    other way round. `maxPrefixBlocksToMatch` and the LRU capacity count router blocks and stay as they are.
+    The plugin cuts the text into blocks of `blockSizeTokens * 4` characters and hashes each together with the
+    hash before it; it ignores a last piece that is shorter. Only equality of pieces matters, so a piece of 8
+    characters per engine block says the same as one of 64, as long as a router block is a whole multiple of
+    an engine block or the other way round. `maxPrefixBlocksToMatch` and the LRU capacity count router blocks
+    and stay as they are.
     """
     sizes = {_approximate_block_tokens(p.get("parameters") or {}, coupling) for p in approximate}
     engine = coupling.block_tokens
@@ -175,7 +192,9 @@ def _approximate_form(doc: Document, approximate: list[Json], coupling: Coupling
         if parameters.get("autoTune", True):
             parameters["autoTune"] = False
             parameters["lruCapacityPerServer"] = coupling.num_gpu_blocks
-            out.added.append(f"{plugin_name(plugin)}: autoTune replaced by the values that it would read from the workers")
+            out.added.append(
+                f"{plugin_name(plugin)}: autoTune replaced by the values that it would read from the workers"
+            )
         parameters.pop("blockSize", None)
         parameters["blockSizeTokens"] = TEXT_BYTES // CHARS_PER_TOKEN * engine_blocks_per_piece
         out.added.append(

@@ -1,10 +1,12 @@
-"""How the harness knows that the router has taken something in that it takes in asynchronously. Nothing is guessed.
+"""How the harness knows that the router has taken something in that it takes in asynchronously. Nothing is
+guessed.
 
-KV events: the index counts the blocks that it admits, in the order of the one queue. A last message stores one block
-that no prompt can contain; once the count has risen by all blocks sent plus this one, everything before it is in.
+KV events: the index counts the blocks that it admits, in the order of the one queue. A last message stores
+one block that no prompt can contain; once the count has risen by all blocks sent plus this one, everything
+before it is in.
 
-Approximate prefix index: the router updates it in a goroutine after the decision. Its profiler lists all goroutines,
-started or not: as long as one of them comes from there, an update is under way.
+Approximate prefix index: the router updates it in a goroutine after the decision. Its profiler lists all
+goroutines, started or not: as long as one of them comes from there, an update is under way.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _SENTINEL_TOKEN = 1 << 31
 """Sentinels count up from here; tokens of prompts are 31 bits wide, so no prompt meets one."""
 _TIMEOUT_S = 20.0
 _INDEX_UPDATE = re.compile(
-    # The goroutine's own frame; in v0.10.0 it is started through a wait group, and that is all there is before it runs.
+    # The goroutine's own frame; in v0.10.0 it is started through a wait group, and that is all there is
+    # before it runs.
     rb"\.PreRequest\.(?:\(\*\w+\)\.)?func|^\d+ @ [^\n]*\n#\t0x[0-9a-f]+\tsync\.\(\*WaitGroup\)\.Go\.func1",
     re.MULTILINE,
 )

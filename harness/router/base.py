@@ -32,6 +32,8 @@ class RouteRequest:
     prompt_tokens: int
     output_tokens: int
     headers: dict[str, str] = field(default_factory=dict)
+    origin: int = -1
+    """The call's own origin: blocks after the last run, filled by a partial tail and by output tokens, belong to it."""
 
 
 @dataclass(slots=True)

@@ -1,9 +1,10 @@
 """The prefix share that the router scored for the endpoint which it chose.
 
-v0.10.0 emits each endpoint's weighted total. All scorers but the prefix scorer are known functions of what the harness
-itself told the router, so the prefix score is the rest; it must come out as a whole number of blocks.
-v0.7.1 emits nothing (its debug log would say it, at several milliseconds per decision): for precise scoring the share
-follows from the KV events that it has acknowledged, for approximate scoring from its counter of matched bytes.
+v0.10.0 emits each endpoint's weighted total. All scorers but the prefix scorer are known functions of what
+the harness itself told the router, so the prefix score is the rest; it must come out as a whole number of
+blocks. v0.7.1 emits nothing (its debug log would say it, at several milliseconds per decision): for precise
+scoring the share follows from the KV events that it has acknowledged, for approximate scoring from its
+counter of matched bytes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class ScoreModel:
         session_token: str | None,
         blocks: int,
     ) -> float | None:
-        """Share 0..1 of the prompt's `blocks`; None where the total does not fit (then something is not as modelled)."""
+        """Share 0..1 of the prompt's `blocks`; None where the total does not fit (then something is not as
+        modelled).
+        """
         rest = total - adapt_v0100.TIE_BREAK_WEIGHT * (1 - rank / adapt_v0100.TIE_BREAK_RANGE)
         for weight, model in self._others:
             rest -= weight * model(chosen, candidates, gauges, self._names, session_token)
@@ -107,7 +110,9 @@ def session_token(name: str) -> str:
 
 
 def pod_name(endpoint: str, discovery: str) -> str:
-    """What the router calls the endpoint: over the Kubernetes API a pod has one endpoint per port, numbered as ranks."""
+    """What the router calls the endpoint: over the Kubernetes API a pod has one endpoint per port, numbered
+    as ranks.
+    """
     return f"{endpoint}-rank-0" if discovery == "kubernetes" else endpoint
 
 

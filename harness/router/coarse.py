@@ -59,11 +59,11 @@ class CoarseRouter:
 
     def decide(self, request: RouteRequest) -> Decision:
         """The prompt in whole router blocks."""
-        before = -1
-        for origin, start, _ in request.runs:
-            if origin not in self._start:
-                self._start[origin], self._before[origin] = start, before
+        before, end = -1, 0
+        for origin, start, end in request.runs:
+            self._note(origin, start, before)
             before = origin
+        self._note(request.origin, end, before)
         request.runs = self._merged_runs(request.runs)
         return self.inner.decide(request)
 
@@ -93,6 +93,11 @@ class CoarseRouter:
         """As the inner router."""
         self.inner.stop()
 
+    def _note(self, origin: int, start: int, before: int) -> None:
+        """An origin's own blocks begin at `start`, after a block of `before`."""
+        if origin not in self._start:
+            self._start[origin], self._before[origin] = start, before
+
     def _merged_runs(self, runs: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
         """A router block is named after the origin of its last engine block."""
         ratio = self.blocks_per_router_block
@@ -115,6 +120,6 @@ class CoarseRouter:
             return None
         last_block = first * self.blocks_per_router_block - 1
         origin = event.origin
-        while last_block < self._start.get(origin, 0):
+        while last_block < self._start[origin]:
             origin = self._before[origin]
         return origin, first - 1

@@ -1,7 +1,7 @@
 """The user's EndpointPickerConfig: read, checked as far as the coupling needs it, kept as it is.
 
-The router itself validates the configuration; here only its outline is checked. What the coupling changes is done by
-`adapt_v071` and `adapt_v0100`, each change recorded in words.
+The router itself validates the configuration; here only its outline is checked. What the coupling changes is
+done by `adapt_v071` and `adapt_v0100`, each change recorded in words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ Json = dict[str, Any]
 
 
 class PromptForm(Enum):
-    """In which form a request carries its prompt (the cheapest one that the configured plugins cannot tell apart)."""
+    """In which form a request carries its prompt (the cheapest one that the configured plugins cannot tell
+    apart).
+    """
 
     TINY = "tiny"
     """Nothing looks at the prompt."""
@@ -85,6 +87,8 @@ class Adapted:
     prefix: str | None = None
     """Kind of the deciding profile's prefix scorer: "precise", "approximate" or None."""
     prefix_scorer: str | None = None
+    approximate: bool = False
+    """Whether any plugin keeps an approximate prefix index, scored by the deciding profile or not."""
     prompt_form: PromptForm = PromptForm.TINY
     text_bytes_per_block: int = 0
     max_prompt_blocks: int | None = None
@@ -127,7 +131,9 @@ class Document:
             parameters = plugin["parameters"] = {}
         if not isinstance(parameters, dict):
             raise InputError(
-                f"{self.where}: plugins[{plugin_name(plugin)}].parameters", "is not a mapping", "write `key: value` pairs"
+                f"{self.where}: plugins[{plugin_name(plugin)}].parameters",
+                "is not a mapping",
+                "write `key: value` pairs",
             )
         return parameters
 
@@ -200,7 +206,9 @@ def load(path: Path) -> tuple[str, Json]:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(where, f"cannot be read ({error})", "give the path of an EndpointPickerConfig YAML file") from error
+        raise InputError(
+            where, f"cannot be read ({error})", "give the path of an EndpointPickerConfig YAML file"
+        ) from error
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -226,7 +234,7 @@ def load(path: Path) -> tuple[str, Json]:
 
 def adapt(document: Json, where: str, coupling: Coupling) -> Adapted:
     """The configuration with what the coupling needs added; the input is not changed."""
-    from harness.router import adapt_v071, adapt_v0100
+    from harness.router import adapt_v0100, adapt_v071
 
     doc = Document(copy.deepcopy(document), where)
     adapted = Adapted(doc.document, scorers=doc.scorers())
@@ -238,7 +246,7 @@ def adapt(document: Json, where: str, coupling: Coupling) -> Adapted:
     adapted.flow_control = "flowControl" in (doc.document.get("featureGates") or [])
     if adapted.flow_control:
         adapted.not_simulated.append(
-            "flowControl: a request that the router holds back would wait for virtual time, which stands still meanwhile"
+            "flowControl: a request that the router holds back would wait for virtual time, which stands still"
         )
     adapted.reads_gauges = adapted.flow_control or doc.has(*plugins.GAUGE_READERS)
     if coupling.release == "v0.7.1":

@@ -20,7 +20,9 @@ _HOSTS_PER_SUBNET = 250
 
 
 def subnets(pid: int | None = None) -> Iterator[str]:
-    """Loopback subnets "127.x.y" to try, starting at one that depends on the process, so that two runs do not meet."""
+    """Loopback subnets "127.x.y" to try, starting at one that depends on the process, so that two runs do not
+    meet.
+    """
     start = (os.getpid() if pid is None else pid) * 7919
     for step in range(64):
         number = (start + step * 257) % (254 * 255)
@@ -34,7 +36,9 @@ def loopback_endpoints(
     ranks_per_node: int = 1,
     labels: dict[str, str] | Sequence[dict[str, str]] | None = None,
 ) -> list[Endpoint]:
-    """`count` endpoints w0, w1, ... on loopback addresses of their own that nobody listens on, one port for all."""
+    """`count` endpoints w0, w1, ... on loopback addresses of their own that nobody listens on, one port for
+    all.
+    """
     if count < 1:
         raise InputError("cluster", f"{count} endpoints", "configure at least one worker")
     for subnet in subnets():
@@ -42,7 +46,9 @@ def loopback_endpoints(
         if all(_is_free(address, port) for address in addresses):
             break
     else:
-        raise InputError("cluster", f"port {port} is in use on every loopback subnet tried", "choose another worker port")
+        raise InputError(
+            "cluster", f"port {port} is in use on every loopback subnet tried", "choose another worker port"
+        )
     given = labels or {}
     return [
         Endpoint(
@@ -74,7 +80,9 @@ def _is_free(address: str, port: int) -> bool:
 
 
 def write_endpoints_file(path: Path, endpoints: Sequence[Endpoint]) -> None:
-    """The file that `file-discovery` reads; replaced in one step so that a watching router never sees half of it."""
+    """The file that `file-discovery` reads; replaced in one step so that a watching router never sees half of
+    it.
+    """
     entries: list[dict[str, Any]] = []
     for e in endpoints:
         entry: dict[str, Any] = {"name": e.name, "address": e.address, "port": str(e.port)}

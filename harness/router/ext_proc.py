@@ -1,13 +1,14 @@
-"""Envoy's side of ext_proc (FULL_DUPLEX_STREAMED): one gRPC stream per request, open from arrival to last token.
+"""Envoy's side of ext_proc (FULL_DUPLEX_STREAMED): one gRPC stream per request, open from arrival to last
+token.
 
-    -> request headers, request body                      <- request headers (destination), request body (echo)
-       ... in flight ...
-    -> response headers                                   <- response headers (mutations)
-    -> response body: first token                         <- response body
-    -> response body: usage, end of stream                <- response body, end of stream;  both sides close
+-> request headers, request body                      <- request headers (destination), request body (echo)
+... in flight ... -> response headers                                   <- response headers (mutations) ->
+response body: first token                         <- response body -> response body: usage, end of stream
+<- response body, end of stream;  both sides close
 
-The end of an RPC is the router's acknowledgement that it has let go of the request: its handler runs all completion
-hooks before it returns. The event loop only runs inside the calls of this class, in the caller's thread.
+The end of an RPC is the router's acknowledgement that it has let go of the request: its handler runs all
+completion hooks before it returns. The event loop only runs inside the calls of this class, in the caller's
+thread.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class ExtProcClient:
         return True
 
     def decide(self, request_id: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
-        """Opens a stream, sends the request and reads the decision; the stream stays open if there is a destination."""
+        """Opens a stream, sends the request and reads the decision; the stream stays open if there is a
+        destination.
+        """
         return self._guard(self._decide(request_id, path, headers, body))
 
     def first_token(self, request_id: str, chunk: bytes) -> dict[str, str]:
@@ -152,9 +155,8 @@ class ExtProcClient:
                 return answer
             if kind == "request_headers":
                 _read_decision(reply, answer)
-            elif kind == "request_body":
-                if reply.request_body.response.body_mutation.streamed_response.end_of_stream:
-                    break
+            elif kind == "request_body" and _is_last(reply.request_body):
+                break
         self._calls[request_id] = call
         return answer
 
@@ -184,6 +186,11 @@ class ExtProcClient:
         await _check_status(call)
 
 
+def _is_last(body: Any) -> bool:
+    """Whether this is the end of an echoed body."""
+    return bool(body.response.body_mutation.streamed_response.end_of_stream)
+
+
 async def _read(call: Any) -> Any:
     reply = await call.read()
     if reply is grpc.aio.EOF:
@@ -199,9 +206,7 @@ async def _check_status(call: Any) -> None:
 
 
 def _header_map(headers: dict[str, str]) -> base_pb2.HeaderMap:
-    return base_pb2.HeaderMap(
-        headers=[base_pb2.HeaderValue(key=k, raw_value=v.encode()) for k, v in headers.items()]
-    )
+    return base_pb2.HeaderMap(headers=[base_pb2.HeaderValue(key=k, raw_value=v.encode()) for k, v in headers.items()])
 
 
 def _set_headers(mutation: Any) -> dict[str, str]:

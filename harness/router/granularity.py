@@ -1,12 +1,12 @@
 """Router blocks that are larger than engine blocks (an approximation that the experiment may ask for).
 
-The router's cost per decision grows with the blocks of a prompt (in v0.7.1 with their square), and agentic prompts have
-thousands. With a factor g, router block j of a prompt stands for engine blocks g*j .. g*j+g-1 and counts as held where
-the last of them is. That is exact as long as an engine evicts a prefix from its tail, as vLLM does; what is lost is the
-remainder of a match beyond a whole router block.
+The router's cost per decision grows with the blocks of a prompt (in v0.7.1 with their square), and agentic
+prompts have thousands. With a factor g, router block j of a prompt stands for engine blocks g*j .. g*j+g-1
+and counts as held where the last of them is. That is exact as long as an engine evicts a prefix from its
+tail, as vLLM does; what is lost is the remainder of a match beyond a whole router block.
 
-A block is (origin, pos) and identifies everything before it, so a router block is named by its last engine block's
-origin. A run (origin, start, end) of engine blocks becomes (origin, start // g, end // g).
+A block is (origin, pos) and identifies everything before it, so a router block is named by its last engine
+block's origin. A run (origin, start, end) of engine blocks becomes (origin, start // g, end // g).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A stand-in for the Kubernetes API, as much of it as the router reads: pods and the inference extension's resources.
+"""A stand-in for the Kubernetes API, as much of it as the router reads: pods and the inference extension's
+resources.
 
-Plain HTTP, read-only towards the router: discovery, GET, LIST and WATCH, including the watch that starts with a list
-(`sendInitialEvents`): the present objects as ADDED, then a BOOKMARK annotated `k8s.io/initial-events-end`.
+Plain HTTP, read-only towards the router: discovery, GET, LIST and WATCH, including the watch that starts with
+a list (`sendInitialEvents`): the present objects as ADDED, then a BOOKMARK annotated
+`k8s.io/initial-events-end`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 from harness.router.base import Endpoint
+from harness.router.endpoints import POOL
 
 Json = dict[str, Any]
 
 INFERENCE = "inference.networking.k8s.io"
 INFERENCE_X = "inference.networking.x-k8s.io"
 LLMD = "llm-d.ai"
+_POOL_REF = {"name": POOL, "group": INFERENCE, "kind": "InferencePool"}
 _SEND_BOOKMARK_S = 30.0
 
 
@@ -80,11 +84,15 @@ class KubernetesApi:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="kubernetes-api", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), name="kubernetes-api", daemon=True
+        )
         self._thread.start()
 
     def put(self, resource: Resource, namespace: str, name: str, content: Json) -> None:
-        """Creates or replaces an object (`content`: metadata labels/annotations, spec, status) and tells the watchers."""
+        """Creates or replaces an object (`content`: metadata labels/annotations, spec, status) and tells the
+        watchers.
+        """
         with self._lock:
             self._version = next(self._versions)
             old = self._objects[resource].get((namespace, name))
@@ -97,7 +105,12 @@ class KubernetesApi:
                 "creationTimestamp": "2026-01-01T00:00:00Z",
                 "generation": old["metadata"]["generation"] + 1 if old else 1,
             }
-            stored = {**content, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": metadata}
+            stored = {
+                **content,
+                "apiVersion": resource.api_version,
+                "kind": resource.kind,
+                "metadata": metadata,
+            }
             self._objects[resource][namespace, name] = stored
             self._notify(resource, "MODIFIED" if old else "ADDED", stored)
 
@@ -139,8 +152,7 @@ class KubernetesApi:
             present = [
                 o
                 for o in self._objects[resource].values()
-                if _matches(o, namespace, query)
-                and (everything or int(o["metadata"]["resourceVersion"]) > int(since))
+                if _matches(o, namespace, query) and (everything or int(o["metadata"]["resourceVersion"]) > int(since))
             ]
             watch = _Watch(resource, namespace, query, queue.SimpleQueue())
             self._watches.add(watch)
@@ -289,13 +301,19 @@ def _discovery(parts: list[str]) -> Json | None:
                 }
                 for r in found
             ]
-            return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": resources}
+            return {
+                "kind": "APIResourceList",
+                "apiVersion": "v1",
+                "groupVersion": version,
+                "resources": resources,
+            }
     return None
 
 
 def _group(name: str) -> Json:
     versions = [
-        {"groupVersion": v, "version": v.split("/")[1]} for v in sorted({r.api_version for r in RESOURCES if r.group == name})
+        {"groupVersion": v, "version": v.split("/")[1]}
+        for v in sorted({r.api_version for r in RESOURCES if r.group == name})
     ]
     return {"name": name, "versions": versions, "preferredVersion": versions[0]}
 
@@ -346,6 +364,20 @@ def pool(port: int, labels: dict[str, str], picker_port: int) -> Json:
             "endpointPickerRef": {"name": "epp", "port": {"number": picker_port}},
         }
     }
+
+
+def objective(priority: int) -> Json:
+    """An InferenceObjective: requests that name it get this priority."""
+    return {"spec": {"priority": priority, "poolRef": _POOL_REF}}
+
+
+def rewrite(model: str, target: str) -> Json:
+    """An InferenceModelRewrite: requests for `model` go out as requests for `target`."""
+    rule = {
+        "matches": [{"model": {"type": "Exact", "value": model}}],
+        "targets": [{"modelRewrite": target, "weight": 100}],
+    }
+    return {"spec": {"poolRef": _POOL_REF, "rules": [rule]}}
 
 
 def write_kubeconfig(path: Path, port: int, namespace: str) -> None:

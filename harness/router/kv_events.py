@@ -1,7 +1,8 @@
 """KV events towards the router: blocks as runs in, vLLM's wire format out, on one socket for all workers.
 
-The router binds a SUB socket and works with one queue (`concurrency: 1`), so messages take effect in the order in which
-they are sent. What marks the end of a batch is therefore a last message of ours whose effect can be seen (a sentinel).
+The router binds a SUB socket and works with one queue (`concurrency: 1`), so messages take effect in the
+order in which they are sent. What marks the end of a batch is therefore a last message of ours whose effect
+can be seen (a sentinel).
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ class KvEventPublisher:
     """One PUB socket that speaks for every worker; the topic says for which."""
 
     def __init__(
-        self, url: str, endpoints: Sequence[Endpoint], model: str, tokens_per_block: int, wire_form: wire.EventsWire
+        self,
+        url: str,
+        endpoints: Sequence[Endpoint],
+        model: str,
+        tokens_per_block: int,
+        wire_form: wire.EventsWire,
     ) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.XPUB)

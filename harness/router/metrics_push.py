@@ -1,8 +1,9 @@
 """Gauges pushed into a router that polls: every worker's /metrics answers by long-poll.
 
-A scrape is held until there is news (or for `HOLD_S`: the router gives up after 1 s), so one is always pending and
-answering it is a push. The router scrapes one endpoint strictly in sequence (request, parse, take over, next request):
-the arrival of the *next* scrape from a worker therefore proves that the previous answer has been taken over.
+A scrape is held until there is news (or for `HOLD_S`: the router gives up after 1 s), so one is always
+pending and answering it is a push. The router scrapes one endpoint strictly in sequence (request, parse, take
+over, next request): the arrival of the *next* scrape from a worker therefore proves that the previous answer
+has been taken over.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ class MetricsPush:
             left_s = deadline - time.monotonic()
             if not self._cond.wait(max(0.0, min(left_s, _LOOK_S))) and (left_s <= 0 or not self._alive()):
                 missing = sorted(self._pending)
-                raise ComponentError("router", f"did not read the metrics of endpoints {missing} within {timeout_s:g} s")
+                raise ComponentError(
+                    "router", f"did not read the metrics of endpoints {missing} within {timeout_s:g} s"
+                )
 
     def _listen(self, endpoint: Endpoint, worker: _Worker) -> None:
         sock = socket.socket()
@@ -216,7 +219,9 @@ def _response(body: bytes) -> bytes:
 
 
 def _hung_up(sock: socket.socket) -> bool:
-    """Whether the router gave up on this connection (its scrape timed out): then the last answer went nowhere."""
+    """Whether the router gave up on this connection (its scrape timed out): then the last answer went
+    nowhere.
+    """
     try:
         return sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
     except BlockingIOError:

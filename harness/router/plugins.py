@@ -53,6 +53,9 @@ TOKEN_COUNTERS = (
 )
 """Plugins whose answer depends on how many tokens or bytes a prompt has: they must see real-sized prompts."""
 
+IN_FLIGHT_TOKENS = ("concurrency-detector", "token-load-scorer")
+"""Plugins that count the prompt tokens in flight."""
+
 NOT_SIMULATED: dict[str, str] = {
     "burst-prefix-cache-producer": "groups requests within wall-clock windows, virtual time has none",
     "edf-ordering-policy": "deadlines are counted from wall-clock arrival",

@@ -20,7 +20,8 @@ from pathlib import Path
 
 from harness.errors import ComponentError
 
-# Runs between fork and the router's own code: asks the kernel to kill us when the parent dies, then becomes the router.
+# Runs between fork and the router's own code: asks the kernel to kill us when the parent dies, then becomes
+# the router.
 _LAUNCH = (
     "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,9);"
     "os.getppid()==int(sys.argv[1]) or os._exit(1);os.execv(sys.argv[2],sys.argv[2:])"
@@ -48,10 +49,11 @@ def free_ports(count: int) -> list[int]:
 
 
 class RouterProcess:
-    """Starts the binary and drains its output. `sink(line)` sees every line and says whether the file keeps it.
+    """Starts the binary and drains its output. `sink(line)` sees every line and says whether the file keeps
+    it.
 
-    The thread that drains the log also starts the child: the kernel ties "dies with the parent" to the starting
-    thread, and this one lives as long as the child.
+    The thread that drains the log also starts the child: the kernel ties "dies with the parent" to the
+    starting thread, and this one lives as long as the child.
     """
 
     def __init__(self, argv: list[str], env: dict[str, str], log_path: Path, sink: LineSink) -> None:

@@ -1,11 +1,12 @@
 """Seeded order among endpoints that the router scores equally.
 
-The router breaks ties by a shuffle that nobody can seed. Instead every worker exports a rank as a metric, and a scorer
-of negligible weight prefers the lower one. Ranks are a random permutation that keeps moving: before each decision the
-last winner and a random partner, together with all workers whose gauges are pushed anyway, get their ranks dealt anew.
-With all endpoints tied the next winner is therefore uniform and independent of the last; a fixed order would send
-every tie to the same worker. Among a few tied endpoints that were not dealt anew the order may repeat for a while:
-each of them is still equally likely, but successive ties are not independent.
+The router breaks ties by a shuffle that nobody can seed. Instead every worker exports a rank as a metric, and
+a scorer of negligible weight prefers the lower one. Ranks are a random permutation that keeps moving: before
+each decision the last winner and a random partner, together with all workers whose gauges are pushed anyway,
+get their ranks dealt anew. With all endpoints tied the next winner is therefore uniform and independent of
+the last; a fixed order would send every tie to the same worker. Among a few tied endpoints that were not
+dealt anew the order may repeat for a while: each of them is still equally likely, but successive ties are not
+independent.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class TieBreak:
         self._winner = index
 
     def deal(self, pushed: Iterable[int]) -> list[int]:
-        """New ranks before a decision; returns the endpoints whose rank may have changed (all of `pushed` included)."""
+        """New ranks before a decision; returns the endpoints whose rank may have changed (all of `pushed`
+        included).
+        """
         hands = set(pushed)
         winner, self._winner = self._winner, None
         won = self.ranks[winner] if winner is not None else None

@@ -1,7 +1,8 @@
-"""The tokenizer service that release v0.7.1 insists on: the harness answers, so nothing large crosses the wire.
+"""The tokenizer service that release v0.7.1 insists on: the harness answers, so nothing large crosses the
+wire.
 
-The service is gRPC over a unix socket (`tokenization.TokenizationService`). Its few messages are written by hand: a
-reply is a success flag and, where asked, token ids as a packed field.
+The service is gRPC over a unix socket (`tokenization.TokenizationService`). Its few messages are written by
+hand: a reply is a success flag and, where asked, token ids as a packed field.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What stands for an engine block towards the router: one pseudo token, one hash, or a short text.
 
-A block is (origin, pos): origin is the call that first brought its content, pos its index in that call's prompt. The
-router hashes block content chained to everything before it, so two blocks are confused only if they follow the very
-same prefix and carry the same token: with b bits and s distinct continuations of one prefix the chance is about
-s*s / 2**(b+1). Worst is the root (every session is a continuation of the empty prefix): 10,000 sessions give 0.023
-expected confusions with the 31-bit tokens and 2e-7 with the 48-bit texts.
+A block is (origin, pos): origin is the call that first brought its content, pos its index in that call's
+prompt. The router hashes block content chained to everything before it, so two blocks are confused only if
+they follow the very same prefix and carry the same token: with b bits and s distinct continuations of one
+prefix the chance is about s*s / 2**(b+1). Worst is the root (every session is a continuation of the empty
+prefix): 10,000 sessions give 0.023 expected confusions with the 31-bit tokens and 2e-7 with the 48-bit texts.
 """
 
 from __future__ import annotations

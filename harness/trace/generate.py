@@ -264,7 +264,8 @@ class _SessionMaker:
             context = keep + self._added(style.added, self.growth)
             if context > cut_at:
                 ref, keep = history[0], min(self.main_prefix, self.drafts[history[0]].blocks)
-                context = max(keep + 1, self._blocks(main.compaction.to_tokens.draw(self.rng)))
+                size = min(self._blocks(main.compaction.to_tokens.draw(self.rng)), self.window)
+                context = max(keep + 1, size)
                 cut_at = self._cut_at()
         self.drafts[history[-1]].stop = "end_turn"
 
@@ -337,7 +338,7 @@ class _SessionMaker:
         lanes_at = self._lanes(calls - own, own)
         if self._chance(sub.fork_share):
             ref, keep, prefix = after, self.drafts[after].blocks, -1
-            context = min(keep + self._added(sub.added_tokens), self.window)
+            context = max(keep + 1, min(keep + self._added(sub.added_tokens), self.window))
         else:
             ref, keep, prefix = self._sub_prefix_of()
             context = max(keep + 1, self.sub_prefix, self._blocks(sub.first_tokens.draw(self.rng)))

@@ -10,7 +10,7 @@ from statistics import NormalDist
 from typing import Annotated, Protocol, TypeVar
 
 import msgspec
-import yaml  # type: ignore[import-untyped]
+import yaml
 from msgspec import Meta, Struct
 
 from harness.errors import InputError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from harness.errors import InputError
 from harness.trace.profile import FOLDER, Strict

@@ -95,7 +95,9 @@ def main() -> None:
             "replies": [[part.hex() for part in parts] for parts in replay],
         },
     }
-    TARGET.write_bytes(msgspec.json.format(msgspec.json.encode(golden), indent=0).replace(b', {"frames"', b',\n{"frames"'))
+    TARGET.write_bytes(
+        msgspec.json.format(msgspec.json.encode(golden), indent=0).replace(b', {"frames"', b',\n{"frames"')
+    )
     print(f"{TARGET}: {len(frames)} batches, {len(replay)} replies")
 
 

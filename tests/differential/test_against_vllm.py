@@ -1,6 +1,7 @@
 """Our engine against vLLM 0.32's own scheduler, step for step (docs/engine.md says what is compared and what is not).
 
-Needs vLLM's sources: `python -m tests.differential.install`, or HARNESS_VLLM_PYTHON naming an interpreter that has them.
+Needs vLLM's sources: `python -m tests.differential.install`, or HARNESS_VLLM_PYTHON naming an
+interpreter that has them.
 HARNESS_DIFFERENTIAL_STEPS sets the number of vLLM steps (default 120,000), HARNESS_DIFFERENTIAL_SEED the first seed.
 """
 
@@ -69,7 +70,9 @@ def test_a_difference_would_be_found(vllm_python: Path, tmp_path: Path) -> None:
     """The comparison itself: an engine with another option than vLLM's gets caught."""
     workload = random_workload(2, is_async=False).to_json()
     file = tmp_path / "workload.json"
-    file.write_text(json.dumps({"vllm": workload, "ours": workload | {"config": workload["config"] | {"max_num_seqs": 1}}}))
+    file.write_text(
+        json.dumps({"vllm": workload, "ours": workload | {"config": workload["config"] | {"max_num_seqs": 1}}})
+    )
     (result,) = worker(vllm_python, "file", str(file))
     assert result["at"] >= 0 and result["ours"] != result["vllm"]
     file.write_text(json.dumps({"vllm": workload, "ours": workload}))

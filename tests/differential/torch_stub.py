@@ -14,13 +14,15 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-ROOTS = frozenset(
-    """torch torchvision torchaudio triton transformers huggingface_hub tokenizers safetensors compressed_tensors
+ROOTS = """
+    torch torchvision torchaudio triton transformers huggingface_hub tokenizers safetensors compressed_tensors
     tiktoken sentencepiece mistral_common PIL cv2 einops numba xgrammar outlines_core llguidance lmformatenforcer
     openai openai_harmony fastapi starlette uvloop aiohttp httpx requests anthropic mcp
     depyf gguf blake3 cpuinfo partial_json_parser opentelemetry prometheus_client pybase64 watchfiles
-    pydantic_extra_types setproctitle tqdm urllib3""".split()
-)
+    pydantic_extra_types setproctitle tqdm urllib3
+"""
+
+_ROOTS = frozenset(ROOTS.split())
 
 MODEL_EXECUTION = ("vllm.ir", "vllm.v1.executor", "vllm.v1.worker")
 """vLLM's own packages that run the model; the engine loop imports them and a fake executor takes their place."""
@@ -37,7 +39,7 @@ class _Placeholder(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs and callable(args[0]) and not isinstance(args[0], type):
             return args[0]  # used as a decorator
-        return object.__new__(cls)
+        return object.__new__(cls)  # type: ignore[arg-type]
 
     def __or__(cls, other: Any) -> Any:
         return cls
@@ -90,8 +92,8 @@ class _Base:
     def __enter__(self) -> Any:
         return self
 
-    def __exit__(self, *args: object) -> bool:
-        return False
+    def __exit__(self, *args: object) -> None:
+        """Exceptions pass."""
 
 
 def _make(name: str) -> Any:
@@ -113,7 +115,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] in ROOTS or fullname.startswith(MODEL_EXECUTION):
+        if fullname.partition(".")[0] in _ROOTS or fullname.startswith(MODEL_EXECUTION):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         return None
 
@@ -129,6 +131,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def install() -> None:
     """Put the placeholders in place of the real modules for the rest of this process."""
     sys.meta_path.insert(0, _Finder())
-    import torch.library
+    import torch.library  # type: ignore[import-not-found]
 
     torch.library.infer_schema = lambda *args, **kwargs: ""

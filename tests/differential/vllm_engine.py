@@ -233,9 +233,7 @@ class VllmEngine(EngineCore):
         block = self.workload.config.block_tokens
         return Request(
             request_id=spec.request_id,
-            prompt_token_ids=[
-                token(*spec.identity(i // block, block), i % block) for i in range(spec.prompt_tokens)
-            ],
+            prompt_token_ids=[token(*spec.identity(i // block, block), i % block) for i in range(spec.prompt_tokens)],
             sampling_params=SamplingParams(max_tokens=spec.output_tokens, ignore_eos=True),
             pooling_params=None,
             arrival_time=float(spec.arrival),

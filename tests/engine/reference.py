@@ -229,7 +229,10 @@ class ReferenceRank:
         self.log.append(
             scheduled(
                 [(i.request.request_id, i.tokens, i.cached) for i in batch.items],
-                *([s.public.request_id for s in group] for group in (new, resumed, preempted, self.waiting)),
+                [s.public.request_id for s in new],
+                [s.public.request_id for s in resumed],
+                [s.public.request_id for s in preempted],
+                [s.public.request_id for s in self.waiting],
                 self.pool.free,
             )
         )
@@ -251,8 +254,7 @@ class ReferenceRank:
                 continue
             state.num_output_tokens += 1
             stopped = (
-                state.num_output_tokens >= state.public.output_tokens
-                or state.num_tokens >= self.config.max_model_len
+                state.num_output_tokens >= state.public.output_tokens or state.num_tokens >= self.config.max_model_len
             )
             if self.config.async_scheduling:
                 if not stale:

@@ -99,12 +99,7 @@ class PoolMachine(RuleBasedStateMachine):
             if start >= end:
                 continue
             last = holder.runs[-1] if holder.runs else None
-            if (
-                last is None
-                or last.origin != origin
-                or last.end != start
-                or not self.pool.extend(last, end)
-            ):
+            if last is None or last.origin != origin or last.end != start or not self.pool.extend(last, end):
                 holder.runs.extend(self.pool.insert(origin, start, end))
         holder.named = until
 
@@ -147,7 +142,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
 
 
 def test_the_first_inserted_duplicate_is_found_until_it_is_evicted() -> None:

@@ -32,6 +32,7 @@ def first_difference(ours: list[Record], reference: list[Record]) -> str:
     return f"{len(ours)} records against {len(reference)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_async", [False, True])
 def test_engine_equals_reference_on_random_workloads(is_async: bool) -> None:
     """Every rule has to occur: preemption, resumption, hits, evictions, duplicates, aborts, tokens to the preempted."""
@@ -184,9 +185,7 @@ def test_a_known_last_token_costs_no_extra_async_step() -> None:
 
 
 def test_after_aborts_an_async_engine_has_two_batches_under_way_again() -> None:
-    record = run(
-        [spec("r0", [], 1, 30, at=1, abort_at=1), spec("r1", [(1, 0, 3)], 13, 3, at=2)], async_scheduling=True
-    )
+    record = run([spec("r0", [], 1, 30, at=1, abort_at=1), spec("r1", [(1, 0, 3)], 13, 3, at=2)], async_scheduling=True)
     kinds = [entry[0] for entry in record if entry[0] == "U" or entry[1]]
     assert kinds == ["S", "S", "U", "U", "S", "S", "U", "S", "U", "U"]
 

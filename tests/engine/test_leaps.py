@@ -44,9 +44,7 @@ actions_ = st.lists(
         submits,
         submits,
         st.builds(Abort, wait_ns=st.sampled_from(WAITS), victim=st.integers(0, 12)),
-        st.builds(
-            Look, wait_ns=st.sampled_from(WAITS), back_ns=st.integers(0, HISTORY_NS), take=st.booleans()
-        ),
+        st.builds(Look, wait_ns=st.sampled_from(WAITS), back_ns=st.integers(0, HISTORY_NS), take=st.booleans()),
     ),
     min_size=1,
     max_size=25,
@@ -84,9 +82,7 @@ def check(price: StepPrice, config: SchedulerConfig, ranks: int, actions: list[A
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 1000), config=configs, ranks=st.integers(1, 3), actions=actions_)
-def test_leaping_equals_stepping(
-    seed: int, config: SchedulerConfig, ranks: int, actions: list[Action]
-) -> None:
+def test_leaping_equals_stepping(seed: int, config: SchedulerConfig, ranks: int, actions: list[Action]) -> None:
     check(RandomPrice(seed), config, ranks, actions)
 
 
@@ -109,9 +105,7 @@ def test_leaping_equals_stepping_on_long_random_workloads(ranks: int, is_async: 
     assert events < 0.8 * steps, "next to nothing was leapt over"
 
 
-@pytest.mark.parametrize(
-    "name", ["llama-3.3-70b-fp8-tp8-h200", "glm-5.2-fp8-dp8ep8-b200", "qwen3-32b-bf16-tp2-h100"]
-)
+@pytest.mark.parametrize("name", ["llama-3.3-70b-fp8-tp8-h200", "glm-5.2-fp8-dp8ep8-b200", "qwen3-32b-bf16-tp2-h100"])
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 1 << 30))
 def test_leaping_equals_stepping_with_real_prices(name: str, seed: int) -> None:
@@ -149,9 +143,7 @@ def test_a_leap_without_readers_leaves_the_same_pool(is_async: bool) -> None:
 def test_an_answer_cut_off_by_max_model_len_ends_in_time() -> None:
     config = SchedulerConfig(num_gpu_blocks=100, block_tokens=4, max_model_len=50)
     for is_async in (False, True):
-        node = check(
-            RandomPrice(1), replace(config, async_scheduling=is_async), 1, [Submit(0, 0, -1, 0.0, 2, 1, 500)]
-        )
+        node = check(RandomPrice(1), replace(config, async_scheduling=is_async), 1, [Submit(0, 0, -1, 0.0, 2, 1, 500)])
         assert node.steps < 60
 
 

@@ -63,7 +63,7 @@ class RandomPrice:
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)
         self.base_ns = rng.choice([1, 50, 5000])
-        self.knots = [(0, rng.randrange(1, 9))] + sorted((rng.randrange(400), rng.randrange(9)) for _ in range(3))
+        self.knots = [(0, rng.randrange(1, 9)), *((rng.randrange(400), rng.randrange(9)) for _ in range(3))]
         self.per_request_ns = rng.choice([0, 100])
         self.per_token_ns = rng.randrange(1, 60)
 

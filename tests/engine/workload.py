@@ -1,7 +1,7 @@
 """Random engine workloads, and the record of what an engine did with one: the same for every engine that is compared.
 
-Time is counted in executed steps: a request with `at=k` arrives while the k-th non-empty step runs (or at once where the
-engine is idle), and so does the abort with `abort_at=k`.
+Time is counted in executed steps: a request with `at=k` arrives while the k-th non-empty step runs (or at once where
+the engine is idle), and so does the abort with `abort_at=k`.
 """
 
 from __future__ import annotations
@@ -147,7 +147,17 @@ def random_workload(seed: int, *, is_async: bool, size: int = 40, future_blocks:
             outputs = most_tokens - prompt  # else: cut off by max_model_len
         abort_at = at + rng.choice([0, 1, 2, rng.randrange(40)]) if rng.random() < abort_share else None
         requests.append(
-            Spec(f"r{index}", index, tuple(runs), prompt, outputs, at, abort_at, rng.randrange(3), rng.choice([at, index]))
+            Spec(
+                f"r{index}",
+                index,
+                tuple(runs),
+                prompt,
+                outputs,
+                at,
+                abort_at,
+                rng.randrange(3),
+                rng.choice([at, index]),
+            )
         )
     return Workload(config, tuple(requests))
 
@@ -324,10 +334,8 @@ def simpler(workload: Workload, fails: Any, most_tries: int = 400) -> Workload:
     for at in range(len(workload.requests)):
         spec = workload.requests[at]
         for changes in ({"abort_at": None}, {"output_tokens": 1}, {"priority": 0}, {"at": 1}):
-            changed = replace(workload.requests[at], **changes)  # type: ignore[arg-type]
+            changed = replace(workload.requests[at], **changes)
             smaller = replace(workload, requests=(*workload.requests[:at], changed, *workload.requests[at + 1 :]))
             if changed != spec and fails(smaller):
                 workload = smaller
     return workload
-
-

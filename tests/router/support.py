@@ -23,12 +23,20 @@ def make(release: tuple[str, Path], name: str | Path, tmp_path: Path, endpoints:
     path = name if isinstance(name, Path) else CONFIGS / version / f"{name}.yaml"
     values: dict[str, Any] = {"block_tokens": BLOCK, "num_gpu_blocks": 5000, "seed": 1}
     return LlmdRouter(
-        binary, version, path, loopback_endpoints(endpoints), model="m", workdir=tmp_path / f"run{next(_NUMBERS)}", **(values | more)
+        binary,
+        version,
+        path,
+        loopback_endpoints(endpoints),
+        model="m",
+        workdir=tmp_path / f"run{next(_NUMBERS)}",
+        **(values | more),
     )
 
 
 @contextmanager
-def running(release: tuple[str, Path], name: str | Path, tmp_path: Path, endpoints: int = 4, **more: Any) -> Iterator[LlmdRouter]:
+def running(
+    release: tuple[str, Path], name: str | Path, tmp_path: Path, endpoints: int = 4, **more: Any
+) -> Iterator[LlmdRouter]:
     """The same, started, and stopped at the end."""
     router = make(release, name, tmp_path, endpoints, **more)
     router.start()
@@ -39,7 +47,11 @@ def running(release: tuple[str, Path], name: str | Path, tmp_path: Path, endpoin
 
 
 def call(
-    runs: list[tuple[int, int, int]], session: str = "s", tail_tokens: int = 0, block: int = BLOCK, **more: Any
+    runs: list[tuple[int, int, int]],
+    session: str = "s",
+    tail_tokens: int = 0,
+    block: int = BLOCK,
+    **more: Any,
 ) -> RouteRequest:
     """A request with the given prompt in engine blocks."""
     tokens = sum(end - start for _, start, end in runs) * block + tail_tokens

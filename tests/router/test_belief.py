@@ -15,9 +15,7 @@ WEIGHTS = st.sampled_from([0.5, 1.0, 2.0, 3.0, 7.0])
 GAUGES = st.lists(st.builds(Gauges, st.integers(0, 9), st.integers(0, 9), st.floats(0, 1)), min_size=2, max_size=8)
 
 
-def total(
-    weights: dict[str, float], share: float, chosen: int, gauges: list[Gauges], rank: int, sticky: bool
-) -> float:
+def total(weights: dict[str, float], share: float, chosen: int, gauges: list[Gauges], rank: int, sticky: bool) -> float:
     """The router's sum, written out once more."""
     waiting = [g.waiting for g in gauges]
     spread = max(waiting) - min(waiting)

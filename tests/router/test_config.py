@@ -107,10 +107,18 @@ def test_v0100_discovery_sources_and_tie_break() -> None:
 
 
 def test_v0100_keeps_the_users_own_data_layer() -> None:
-    mine = {"type": "core-metrics-extractor", "name": "mine", "parameters": {"engineConfigs": [{"name": "vllm", "kvUsageSpec": "x"}]}}
+    mine = {
+        "type": "core-metrics-extractor",
+        "name": "mine",
+        "parameters": {"engineConfigs": [{"name": "vllm", "kvUsageSpec": "x"}]},
+    }
     result = adapted(
         "v0.10.0",
-        [{"type": "queue-scorer"}, mine, {"type": "metrics-data-source", "name": "src", "parameters": {"path": "/metrics"}}],
+        [
+            {"type": "queue-scorer"},
+            mine,
+            {"type": "metrics-data-source", "name": "src", "parameters": {"path": "/metrics"}},
+        ],
         {"queue-scorer": 1},
         dataLayer={"sources": [{"pluginRef": "src", "extractors": [{"pluginRef": "mine"}]}]},
     )
@@ -127,10 +135,21 @@ def test_v0100_kubernetes_discovery_leaves_discovery_alone() -> None:
 
 
 PRECISE = {
-    "v0.7.1": [{"type": "precise-prefix-cache-scorer", "parameters": {"tokenProcessorConfig": {"blockSize": 16, "hashSeed": "7"}}}],
+    "v0.7.1": [
+        {
+            "type": "precise-prefix-cache-scorer",
+            "parameters": {"tokenProcessorConfig": {"blockSize": 16, "hashSeed": "7"}},
+        }
+    ],
     "v0.10.0": [
-        {"type": "precise-prefix-cache-producer", "parameters": {"tokenProcessorConfig": {"blockSizeTokens": 16, "hashSeed": "7"}}},
-        {"type": "prefix-cache-scorer", "parameters": {"prefixMatchInfoProducerName": "precise-prefix-cache-producer"}},
+        {
+            "type": "precise-prefix-cache-producer",
+            "parameters": {"tokenProcessorConfig": {"blockSizeTokens": 16, "hashSeed": "7"}},
+        },
+        {
+            "type": "prefix-cache-scorer",
+            "parameters": {"prefixMatchInfoProducerName": "precise-prefix-cache-producer"},
+        },
     ],
 }
 
@@ -142,7 +161,11 @@ def test_precise_prefix_gets_one_token_per_block_and_one_queue(release: str) -> 
     parameters = plugin(result, entries[0]["type"])["parameters"]
     assert parameters["tokenProcessorConfig"] == {"blockSizeTokens": 1, "hashSeed": "7"}
     events = parameters["kvEventsConfig"]
-    assert (events["zmqEndpoint"], events["concurrency"], events["discoverPods"]) == ("tcp://127.0.0.1:7777", 1, False)
+    assert (events["zmqEndpoint"], events["concurrency"], events["discoverPods"]) == (
+        "tcp://127.0.0.1:7777",
+        1,
+        False,
+    )
     assert parameters["indexerConfig"]["kvBlockIndexConfig"]["enableMetrics"] is True
     assert result.reads_kv_events and result.prefix == "precise" and result.match_block_tokens == 64
     assert result.prompt_form is (PromptForm.BLOCK_KEY if release == "v0.7.1" else PromptForm.BLOCK_IDS)
@@ -163,7 +186,9 @@ def test_token_counters_see_real_prompts() -> None:
     chosen = {"prefix-cache-scorer": 1.0, "token-load-scorer": 1.0}
     result = adapted("v0.10.0", entries, chosen)
     assert result.prompt_form is PromptForm.REAL_IDS
-    assert plugin(result, "precise-prefix-cache-producer")["parameters"]["tokenProcessorConfig"]["blockSizeTokens"] == 16
+    assert (
+        plugin(result, "precise-prefix-cache-producer")["parameters"]["tokenProcessorConfig"]["blockSizeTokens"] == 16
+    )
     with pytest.raises(InputError, match="count tokens"):
         adapted("v0.10.0", entries, chosen, coupling={"router_block_tokens": 64})
 
@@ -177,7 +202,11 @@ def test_v071_approximate_prefix_in_eight_characters_per_block() -> None:
         "blockSizeTokens": 2,
         "lruCapacityPerServer": 5000,
     }
-    assert (result.prompt_form, result.text_bytes_per_block, result.max_prompt_blocks) == (PromptForm.BLOCK_TEXT, 8, 100)
+    assert (result.prompt_form, result.text_bytes_per_block, result.max_prompt_blocks) == (
+        PromptForm.BLOCK_TEXT,
+        8,
+        100,
+    )
     assert result.match_block_tokens == 16
 
 
@@ -202,22 +231,36 @@ def test_v071_approximate_prefix_with_own_block_size(
     )
     now = plugin(result, "prefix-cache-scorer")["parameters"]
     assert (now["blockSizeTokens"], now["lruCapacityPerServer"]) == (tokens, 77)
-    assert (result.prompt_form, result.text_bytes_per_block, result.max_prompt_blocks) == (form, bytes_per_block, reach)
+    assert (result.prompt_form, result.text_bytes_per_block, result.max_prompt_blocks) == (
+        form,
+        bytes_per_block,
+        reach,
+    )
 
 
 def test_v0100_approximate_prefix_is_real_sized_as_far_as_it_looks() -> None:
     implied = adapted("v0.10.0", [{"type": "prefix-cache-scorer"}], {"prefix-cache-scorer": 1})
     assert (implied.prompt_form, implied.max_prompt_tokens) == (PromptForm.REAL_TEXT, 131072)
     assert implied.match_block_tokens == 64
-    own = {"type": "approx-prefix-cache-producer", "parameters": {"autoTune": False, "blockSizeTokens": 100, "maxPrefixTokensToMatch": 1050}}
+    own = {
+        "type": "approx-prefix-cache-producer",
+        "parameters": {"autoTune": False, "blockSizeTokens": 100, "maxPrefixTokensToMatch": 1050},
+    }
     declared = adapted("v0.10.0", [own, {"type": "prefix-cache-scorer"}], {"prefix-cache-scorer": 1})
     assert (declared.match_block_tokens, declared.max_prompt_tokens) == (100, 1000)
     assert plugin(declared, "approx-prefix-cache-producer") == own
 
 
 def test_wall_clock_timers_are_out_of_reach() -> None:
-    v071 = adapted("v0.7.1", [{"type": "active-request-scorer", "parameters": {"idleThreshold": 2}}], {"active-request-scorer": 1})
-    assert plugin(v071, "active-request-scorer")["parameters"] == {"idleThreshold": 2, "requestTimeout": config.FOREVER}
+    v071 = adapted(
+        "v0.7.1",
+        [{"type": "active-request-scorer", "parameters": {"idleThreshold": 2}}],
+        {"active-request-scorer": 1},
+    )
+    assert plugin(v071, "active-request-scorer")["parameters"] == {
+        "idleThreshold": 2,
+        "requestTimeout": config.FOREVER,
+    }
     assert v071.document["saturationDetector"]["metricsStalenessThreshold"] == config.FOREVER
     session = {"type": "session-affinity-scorer", "parameters": {"strategy": "session_id"}}
     v0100 = adapted("v0.10.0", [session, {"type": "queue-scorer"}], {"queue-scorer": 1}, featureGates=["flowControl"])
@@ -232,18 +275,28 @@ def test_wall_clock_timers_are_out_of_reach() -> None:
 
 @pytest.mark.parametrize("release", config.RELEASES)
 def test_what_cannot_be_simulated_is_said(release: str) -> None:
-    result = adapted(release, [{"type": "queue-scorer"}, {"type": "random-picker"}], {"queue-scorer": 1, "random-picker": 1})
+    result = adapted(
+        release,
+        [{"type": "queue-scorer"}, {"type": "random-picker"}],
+        {"queue-scorer": 1, "random-picker": 1},
+    )
     assert len(result.not_simulated) == 1 and "random-picker" in result.not_simulated[0]
 
 
 def test_v071_tie_break_does_not_take_a_gauge_that_is_scored() -> None:
     free = adapted("v0.7.1", [{"type": "queue-scorer"}], {"queue-scorer": 1})
     engine = plugin(free, "model-server-protocol-metrics")["parameters"]["engineConfigs"][0]
-    assert (engine["runningRequestsSpec"], engine["kvUsageSpec"]) == ("sim:tiebreak", "vllm:kv_cache_usage_perc")
+    assert (engine["runningRequestsSpec"], engine["kvUsageSpec"]) == (
+        "sim:tiebreak",
+        "vllm:kv_cache_usage_perc",
+    )
     both = [{"type": "running-requests-size-scorer"}, {"type": "kv-cache-utilization-scorer"}]
     used = adapted("v0.7.1", both, {"running-requests-size-scorer": 1, "kv-cache-utilization-scorer": 1})
     engine = plugin(used, "model-server-protocol-metrics")["parameters"]["engineConfigs"][0]
-    assert (engine["runningRequestsSpec"], engine["kvUsageSpec"]) == ("vllm:num_requests_running", "sim:kv_usage_tiebreak")
+    assert (engine["runningRequestsSpec"], engine["kvUsageSpec"]) == (
+        "vllm:num_requests_running",
+        "sim:kv_usage_tiebreak",
+    )
     assert list(weights(used)) == ["running-requests-size-scorer", "kv-cache-utilization-scorer"]
 
 

@@ -30,8 +30,12 @@ def test_prompt_has_one_router_block_per_g_engine_blocks(lengths: list[int], g: 
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=6), st.integers(1, 16), st.data())
-def test_events_complete_each_router_block_once_with_its_parent(lengths: list[int], g: int, data: st.DataObject) -> None:
-    """An engine that stores a prompt bit by bit tells of every whole router block once, each after its parent."""
+def test_events_complete_each_router_block_once_with_its_parent(
+    lengths: list[int], g: int, data: st.DataObject
+) -> None:
+    """An engine that stores a prompt bit by bit tells of every whole router block once, each after its
+    parent.
+    """
     runs = prompt(lengths)
     units = Granularity(g)
     units.prompt(runs)

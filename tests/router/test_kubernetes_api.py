@@ -50,13 +50,19 @@ def test_list_and_get_with_selectors(api: k8s.KubernetesApi, client: httpx.Clien
         api.put(k8s.PODS, "sim", f"w{i}", k8s.pod(endpoint(i), {"app": "vllm"}))
     api.put(k8s.PODS, "other", "x", k8s.pod(endpoint(7), {"app": "vllm"}))
     listed = client.get(PODS).json()
-    assert listed["kind"] == "PodList" and [p["metadata"]["name"] for p in listed["items"]] == ["w0", "w1", "w2"]
+    assert listed["kind"] == "PodList" and [p["metadata"]["name"] for p in listed["items"]] == [
+        "w0",
+        "w1",
+        "w2",
+    ]
     assert int(listed["metadata"]["resourceVersion"]) >= max(
         int(p["metadata"]["resourceVersion"]) for p in listed["items"]
     )
     chosen = client.get(PODS, params={"labelSelector": "role=r1"}).json()["items"]
     assert [p["status"]["podIP"] for p in chosen] == ["127.9.9.2"]
-    assert [p["metadata"]["name"] for p in client.get(PODS, params={"fieldSelector": "metadata.name=w2"}).json()["items"]] == ["w2"]
+    assert [
+        p["metadata"]["name"] for p in client.get(PODS, params={"fieldSelector": "metadata.name=w2"}).json()["items"]
+    ] == ["w2"]
     assert client.get(f"{PODS}/w0").json()["metadata"]["namespace"] == "sim"
     missing = client.get(f"{PODS}/w9")
     assert missing.status_code == 404 and missing.json()["reason"] == "NotFound"
@@ -68,7 +74,12 @@ def events(lines: Iterator[str], count: int) -> list[dict[str, Any]]:
 
 def test_watch_starts_with_the_list_and_goes_on(api: k8s.KubernetesApi, client: httpx.Client) -> None:
     api.put(k8s.PODS, "sim", "w0", k8s.pod(endpoint(0), {"app": "vllm"}))
-    query = {"watch": "true", "sendInitialEvents": "true", "allowWatchBookmarks": "true", "timeoutSeconds": "60"}
+    query = {
+        "watch": "true",
+        "sendInitialEvents": "true",
+        "allowWatchBookmarks": "true",
+        "timeoutSeconds": "60",
+    }
     with client.stream("GET", PODS, params=query) as response:
         lines = response.iter_lines()
         added, bookmark = events(lines, 2)

@@ -68,7 +68,9 @@ def test_scrapes_are_held_but_not_too_long(push: MetricsPush, endpoints: list[En
 
 
 def test_answer_into_a_closed_connection_is_no_acknowledgement(push: MetricsPush, endpoints: list[Endpoint]) -> None:
-    """The router's scrape times out just before the push: only the next connection's scrape takes the value over."""
+    """The router's scrape times out just before the push: only the next connection's scrape takes the value
+    over.
+    """
     connection = http.client.HTTPConnection(endpoints[0].address, endpoints[0].port)
     connection.request("GET", "/metrics")
     connection.getresponse().read()

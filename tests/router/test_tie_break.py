@@ -15,10 +15,12 @@ def chi_square(counts: Counter[int], n: int) -> float:
     return sum((counts[i] - expected) ** 2 / expected for i in range(n))
 
 
-@given(st.integers(1, 70), st.integers(), st.lists(st.tuples(st.integers(0, 69), st.sets(st.integers(0, 69))), max_size=30))
-def test_ranks_stay_a_permutation_and_changes_are_told(
-    n: int, seed: int, steps: list[tuple[int, set[int]]]
-) -> None:
+@given(
+    st.integers(1, 70),
+    st.integers(),
+    st.lists(st.tuples(st.integers(0, 69), st.sets(st.integers(0, 69))), max_size=30),
+)
+def test_ranks_stay_a_permutation_and_changes_are_told(n: int, seed: int, steps: list[tuple[int, set[int]]]) -> None:
     order = TieBreak(n, seed)
     for winner, pushed in steps:
         order.chosen(winner % n)
@@ -57,7 +59,9 @@ def test_all_tied_is_uniform_and_forgets_the_last_winner() -> None:
 
 
 def test_few_tied_are_served_alike() -> None:
-    """Three of eight are equal; nothing is pushed. Picks repeat for a while, but none is preferred in the long run."""
+    """Three of eight are equal; nothing is pushed. Picks repeat for a while, but none is preferred in the
+    long run.
+    """
     wins: Counter[int] = Counter()
     for seed in range(300):
         order = TieBreak(8, seed)

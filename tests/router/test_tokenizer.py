@@ -30,7 +30,11 @@ def message(name: str, fields: list[tuple[str, int, Any, Any]]) -> Any:
 
 
 REQUEST = message(
-    "Request", [("model_name", 1, FIELD.TYPE_STRING, FIELD.LABEL_OPTIONAL), ("prompt", 2, FIELD.TYPE_STRING, FIELD.LABEL_OPTIONAL)]
+    "Request",
+    [
+        ("model_name", 1, FIELD.TYPE_STRING, FIELD.LABEL_OPTIONAL),
+        ("prompt", 2, FIELD.TYPE_STRING, FIELD.LABEL_OPTIONAL),
+    ],
 )
 RESPONSE = message(
     "Response",

@@ -1,0 +1,184 @@
+"""Command line: commands only. Every command ends with the exit codes of the contract (0, 2, 3, 4, 130)."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from harness import experiment as experiments
+from harness import runner
+from harness.doctor import doctor
+from harness.errors import HarnessError
+from harness.results import store
+from harness.results.summary import to_json
+from harness.results.table import print_table
+from harness.router.cli import app as router_app
+from harness.trace.cli import app as trace_app
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Simulate an LLM serving cluster around the real llm-d router.",
+)
+profile_app = typer.Typer(no_args_is_help=True, help="Step-time profiles of models on GPUs.")
+app.add_typer(router_app, name="router")
+app.add_typer(trace_app, name="trace")
+app.add_typer(profile_app, name="profile")
+app.command("doctor")(doctor)
+
+ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="Experiment file.")]
+TraceFile = Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override a field of the experiment; repeatable.")
+]
+OutDir = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write; default: runs/NAME.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+
+
+@app.command()
+def run(
+    file: ExperimentFile,
+    trace: TraceFile = None,
+    overrides: Overrides = None,
+    out: OutDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run one experiment."""
+    experiment = experiments.load_experiment(file, overrides, trace)
+    folder = _folder(out or Path(experiment.output.dir) / experiment.name)
+    result = runner.run_experiment(experiment, folder, command=_command())
+    _show([result], as_json, folder / store.REPORT if experiment.output.report else folder)
+
+
+@app.command()
+def compare(
+    file: ExperimentFile,
+    router_config: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--router-config",
+            metavar="NAME_OR_FILE",
+            help="A router config (file, or a shipped name) or a baseline; repeatable, or several after commas. "
+            "Default: every shipped config of the release, and the baselines round_robin and least_loaded.",
+        ),
+    ] = None,
+    trace: TraceFile = None,
+    overrides: Overrides = None,
+    out: OutDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the same load under several router configs: one table, one report."""
+    base = experiments.load_experiment(file, overrides, trace)
+    choices = runner.router_choices(base, router_config)
+    folder = _folder(out or Path(base.output.dir) / base.name)
+    results = runner.compare(base, choices, folder, command=_command())
+    _show(results, as_json, folder / store.REPORT)
+
+
+@app.command()
+def report(
+    dirs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Folders of runs or comparisons.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write the page.")] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+) -> None:
+    """Render report.html again from folders of results."""
+    page = store.report(dirs, out)
+    print(page)
+    if open_page:
+        webbrowser.open(page.resolve().as_uri())
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the experiment file."""
+    print(experiments.json_schema())
+
+
+@profile_app.command("list")
+def profile_list(as_json: AsJson = False) -> None:
+    """Profiles that ship with the project."""
+    from fake_workers.pricing.registry import list_profiles
+
+    rows = list_profiles()
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    columns = ("name", "gpu", "tp", "dp", "ep", "kv_bytes_per_token", "kv_capacity_tokens", "max_model_len")
+    table = Table(box=None, header_style="bold")
+    for column in columns:
+        words = column in ("name", "gpu")
+        table.add_column(column.replace("_", " "), justify="left" if words else "right", no_wrap=words)
+    for row in rows:
+        table.add_row(*(f"{row[c]:,}" if isinstance(row[c], int) else str(row[c]) for c in columns))
+    Console(width=max(120, Console().width)).print(table)
+
+
+@profile_app.command("show")
+def profile_show(name: Annotated[str, typer.Argument(metavar="NAME_OR_FILE")]) -> None:
+    """Everything a profile says of itself, as JSON."""
+    from fake_workers.pricing.registry import show_profile
+
+    print(json.dumps(show_profile(name), indent=2))
+
+
+@profile_app.command("build")
+def profile_build(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Profiles named in the project's list.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to.")] = Path("."),
+) -> None:
+    """Build profiles from the kernel database (needs the extra [profile])."""
+    from fake_workers.pricing.build import build_known
+
+    for path in build_known(names, out, lambda line: print(line, file=sys.stderr)):
+        print(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: one clear line on standard error for every foreseen failure, with the contract's exit code."""
+    try:
+        app(args=list(arguments) if arguments is not None else None, standalone_mode=True)
+    except HarnessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _command() -> str:
+    return runner.command_line("harness", *sys.argv[1:])
+
+
+def _folder(wanted: Path) -> Path:
+    """The folder itself, or the first free numbered one: results are never overwritten."""
+    folder, number = wanted, 1
+    while folder.exists() and any(folder.iterdir()):
+        number += 1
+        folder = wanted.with_name(f"{wanted.name}-{number}")
+    return folder
+
+
+def _show(results: list[store.Run], as_json: bool, page: Path) -> None:
+    if as_json:
+        summaries = [result.summary for result in results]
+        print(to_json(summaries[0]) if len(summaries) == 1 else json.dumps(summaries, indent=2))
+    else:
+        print_table([result.summary for result in results])
+        print(f"\nreport: {page}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The experiment file: strict, with one clear line for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.errors import InputError
+from harness.experiment import Experiment, json_schema, load_experiment, resolved_yaml
+
+MINIMAL = "name: x\ntrace: {path: t.jsonl}\nmodel: {profile: p}\n"
+
+
+def _write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "experiment.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
+    text = MINIMAL + "router: {config: configs/mine.yaml, binary: bin/epp}\n"
+    experiment = load_experiment(_write(tmp_path, text))
+    assert experiment.trace.path == str(tmp_path / "t.jsonl")
+    assert experiment.router.config == str(tmp_path / "configs/mine.yaml")
+    assert experiment.router.binary == str(tmp_path / "bin/epp")
+
+
+def test_a_shipped_config_name_stays_a_name(tmp_path: Path) -> None:
+    assert load_experiment(_write(tmp_path, MINIMAL + "router: {config: precise}\n")).router.config == "precise"
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    path = _write(tmp_path, MINIMAL + "cluster: {nodes: 2}\n")
+    experiment = load_experiment(path, ["cluster.nodes=5", "load.gap_cap_s=1.5", "cluster.engine.max_num_seqs=7"], "a.gz")
+    assert (experiment.cluster.nodes, experiment.load.gap_cap_s) == (5, 1.5)
+    assert experiment.cluster.engine.max_num_seqs == 7
+    assert experiment.trace.path == str(Path("a.gz").resolve())
+
+
+def test_the_resolved_file_repeats_the_experiment(tmp_path: Path) -> None:
+    experiment = load_experiment(_write(tmp_path, MINIMAL), ["seed=9"])
+    again = tmp_path / "again.yaml"
+    again.write_text(resolved_yaml(experiment))
+    assert load_experiment(again) == experiment
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("name: x\n", "field trace"),
+        (MINIMAL + "routers: {}\n", "field routers: unknown key"),
+        (MINIMAL + "cluster: {nodes: 0}\n", "field cluster.nodes"),
+        (MINIMAL + "cluster: {nodes: many}\n", "field cluster.nodes"),
+        (MINIMAL + "load: {arrivals: poisson, sessions_per_hour_per_node: null}\n", "sessions_per_hour_per_node"),
+        (MINIMAL.replace("name: x", "name: a/b"), "field name"),
+        (MINIMAL.replace("name: x", "name: '..'"), "field name"),
+        ("- a\n", "holds no mapping"),
+        ("a: [1\n", "YAML error"),
+        ("", "holds no mapping"),
+        (MINIMAL + "cache: {kind: lmcached}\n", "field cache.kind"),
+    ],
+)
+def test_bad_files_name_file_field_and_remedy(tmp_path: Path, text: str, complaint: str) -> None:
+    path = _write(tmp_path, text)
+    with pytest.raises(InputError) as caught:
+        load_experiment(path)
+    line = str(caught.value)
+    assert str(path) in line and complaint in line and "\n" not in line
+
+
+def test_a_missing_file_and_a_binary_one_are_input_errors(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no such experiment file"):
+        load_experiment(tmp_path / "none.yaml")
+    path = tmp_path / "junk.yaml"
+    path.write_bytes(b"\xff\xfe\x00junk")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_experiment(path)
+
+
+@pytest.mark.parametrize("override", ["nodes", "=3", "name.deeper=1", "cluster.nodes=[", "trace.path.x=1"])
+def test_bad_overrides_are_refused(tmp_path: Path, override: str) -> None:
+    with pytest.raises(InputError, match="--set"):
+        load_experiment(_write(tmp_path, MINIMAL), [override])
+
+
+def test_every_field_of_the_schema_is_described() -> None:
+    """docs/experiment.md is made from these descriptions."""
+    schema = json.loads(json_schema())
+    for name, definition in schema["$defs"].items():
+        assert definition.get("description"), name
+    assert set(schema["required"]) == {"name", "trace", "model"}
+
+
+def test_examples_are_valid() -> None:
+    for path in sorted(Path("examples").glob("*.yaml")):
+        experiment = load_experiment(path)
+        assert isinstance(experiment, Experiment)
+        assert yaml.safe_load(path.read_text())["name"] == experiment.name
+        assert Path(experiment.trace.path).exists(), path

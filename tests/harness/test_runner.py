@@ -1,0 +1,100 @@
+"""Putting an experiment together: engine arguments, placement, choices, and results on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fake_workers.pricing.registry import load_profile
+from harness.errors import InputError
+from harness.experiment import Engine, Experiment
+from harness.runner import compare, engine_config, place_endpoints, router_choices, run_experiment
+
+TRACE = """\
+{"v":1,"session":"a","block":64,"scope":"local"}
+{"i":0,"t":0,"chain":"main","in":2000,"out":30,"ref":-1,"keep":0,"new":31,"deps":[]}
+{"i":1,"t":5,"chain":"main","in":2200,"out":30,"ref":0,"keep":31,"new":3,"deps":[0],"gap":2}
+"""
+
+
+def _experiment(tmp_path: Path, trace: str = TRACE, **changes: object) -> Experiment:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(trace)
+    document = {
+        "name": "t",
+        "trace": {"path": str(path)},
+        "cluster": {"nodes": 2, "gpus_per_node": 8},
+        "load": {"arrivals": "at_once"},
+        "model": {"profile": "glm-5.2-fp8-dp8ep8-b200"},
+        "router": {"kind": "round_robin"},
+        **changes,
+    }
+    return Experiment.model_validate(document)
+
+
+def test_engine_arguments_come_from_the_profile_unless_given() -> None:
+    profile = load_profile("glm-5.2-fp8-dp8ep8-b200")
+    config = engine_config(Engine(), profile, "p")
+    assert config.block_tokens == profile.block_tokens == 64
+    assert config.num_gpu_blocks == profile.kv_capacity_tokens // 64
+    assert config.max_model_len == (config.num_gpu_blocks - 1) * 64 < profile.max_model_len
+    pinned = engine_config(Engine(num_gpu_blocks=1000, block_size=16, max_model_len=8000), profile, "p")
+    assert (pinned.num_gpu_blocks, pinned.block_tokens, pinned.max_model_len) == (1000, 16, 8000)
+
+
+def test_a_model_length_that_cannot_fit_is_refused_as_vllm_refuses_it() -> None:
+    with pytest.raises(InputError, match="do not fit 999 KV blocks"):
+        engine_config(Engine(num_gpu_blocks=1000, max_model_len=200_000), load_profile("glm-5.2-fp8-dp8ep8-b200"), "p")
+
+
+def test_ranks_of_a_group_are_endpoints_of_one_node(tmp_path: Path) -> None:
+    groups = place_endpoints(_experiment(tmp_path), load_profile("glm-5.2-fp8-dp8ep8-b200"))
+    assert [len(group) for group in groups] == [8, 8]
+    assert [{e.node for e in group} for group in groups] == [{0}, {1}]
+    dense = place_endpoints(_experiment(tmp_path), load_profile("qwen3-32b-bf16-tp2-h100"))
+    assert [e.node for group in dense for e in group] == [0] * 4 + [1] * 4
+    assert len({e.address for group in groups for e in group}) == 16
+
+
+def test_a_node_too_small_for_the_layout_is_refused(tmp_path: Path) -> None:
+    small = _experiment(tmp_path, cluster={"nodes": 1, "gpus_per_node": 4})
+    with pytest.raises(InputError, match="do not hold one replica"):
+        place_endpoints(small, load_profile("glm-5.2-fp8-dp8ep8-b200"))
+
+
+def test_choices_are_checked_before_anything_runs(tmp_path: Path) -> None:
+    experiment = _experiment(tmp_path)
+    assert router_choices(experiment, ["precise,load", "random", "load"]) == ["precise", "load", "random"]
+    assert router_choices(experiment, None)[-2:] == ["round_robin", "least_loaded"]
+    with pytest.raises(InputError, match="choose one of: .*precise"):
+        router_choices(experiment, ["precize"])
+    with pytest.raises(InputError, match="no such file"):
+        router_choices(experiment, ["./none.yaml"])
+
+
+def test_a_run_leaves_everything_that_the_contract_names(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run = run_experiment(_experiment(tmp_path), out, show_progress=False)
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["schema"] == 1 and summary["experiment"] == "t" and summary["digest"] == run.summary["digest"]
+    assert summary["outcome"]["completed"] == 2 and summary["validity"]["valid"]
+    assert summary["router"]["kind"] == "baseline"
+    assert pl.read_parquet(out / "calls.parquet").height == 2
+    assert "plotly" in (out / "report.html").read_text().lower()
+    assert (out / "experiment.resolved.yaml").exists()
+
+
+def test_a_trace_without_calls_runs(tmp_path: Path) -> None:
+    run = run_experiment(_experiment(tmp_path, trace=""), tmp_path / "out", show_progress=False)
+    assert run.summary["outcome"]["completed"] == 0
+
+
+def test_comparing_keeps_one_folder_per_choice_and_one_page(tmp_path: Path) -> None:
+    runs = compare(_experiment(tmp_path), ["round_robin", "random"], tmp_path / "out")
+    assert [run.info.title for run in runs] == ["round_robin", "random"]
+    assert (tmp_path / "out/report.html").exists()
+    assert (tmp_path / "out/random/calls.parquet").exists()
+    assert not (tmp_path / "out/random/report.html").exists()

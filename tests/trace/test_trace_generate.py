@@ -1,0 +1,192 @@
+"""The generator: repeatable, valid, consistent in time, and as near to the published statistics as is claimed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import InputError
+from harness.trace.check import check_trace
+from harness.trace.dependencies import replayed_starts_s
+from harness.trace.generate import evenly_spread, generate_sessions
+from harness.trace.model import Session
+from harness.trace.profile import FOLDER, LogNormal, Profile, load_profile, profile_names
+from harness.trace.read import read_trace
+from harness.trace.stats import trace_stats
+from harness.trace.targets import compare, load_targets
+from harness.trace.write import session_rows, write_trace
+
+SHIPPED = Path(__file__).resolve().parents[2] / "traces" / "agentic-40.jsonl.gz"
+SHIPPED_SEED, SHIPPED_SESSIONS = 4, 40
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return load_profile("claude-code")
+
+
+@pytest.fixture(scope="module")
+def small(profile: Profile) -> list[Session]:
+    return list(generate_sessions(profile, 11, 25))
+
+
+def test_the_shipped_trace_is_what_its_command_makes(profile: Profile) -> None:
+    made = hashlib.sha256()
+    for session in generate_sessions(profile, SHIPPED_SEED, SHIPPED_SESSIONS):
+        for row in session_rows(session):
+            made.update(row)
+    assert made.hexdigest() == hashlib.sha256(gzip.decompress(SHIPPED.read_bytes())).hexdigest()
+
+
+def test_the_shipped_trace_has_the_size_that_is_promised() -> None:
+    assert SHIPPED.stat().st_size < 1.5e6
+    assert check_trace(SHIPPED) == []
+    found = trace_stats(read_trace(SHIPPED))
+    assert found["sessions"] == 40 and 9_500 <= found["calls"] <= 10_500
+    assert found["sub_agents"]["groups"] > 0 and found["chains"]["flat"] > 0
+    assert {p.key for s in read_trace(SHIPPED) for p in s.prefix} == {"claude-code/main", "claude-code/sub-agent"}
+
+
+def test_seeds_decide(profile: Profile) -> None:
+    first, again, other = (list(generate_sessions(profile, seed, 5)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+    assert [s.id for s in first] == [f"claude-code-1-{n:04d}" for n in range(5)]
+    assert list(generate_sessions(profile, 1, 0)) == []
+
+
+def test_generated_sessions_keep_every_rule_of_the_format(small: list[Session], tmp_path: Path) -> None:
+    write_trace(tmp_path / "t.jsonl.gz", small)
+    assert check_trace(tmp_path / "t.jsonl.gz") == []
+    assert list(read_trace(tmp_path / "t.jsonl.gz")) == small
+
+
+def test_times_are_what_the_dependencies_say(small: list[Session]) -> None:
+    for session in small:
+        for call, start in zip(session.calls, replayed_starts_s(session), strict=True):
+            assert start == pytest.approx(call.t_s, abs=1e-6)
+        assert sum(not call.deps and call.on_start is None for call in session.calls) == 1
+
+
+def test_limits_of_the_profile_hold(profile: Profile, small: list[Session]) -> None:
+    window = max(w.tokens for w in profile.session.window_tokens) + 2 * profile.block_tokens
+    for session in small:
+        assert len(session.calls) >= profile.session.min_calls
+        assert max(call.input_tokens for call in session.calls) <= window
+        groups = trace_stats([session])["sub_agents"]["groups_at_once"]["max"]
+        assert groups is None or groups <= profile.sub_agents.at_once_max
+
+
+def test_a_compaction_keeps_the_system_prompt_alone(profile: Profile, small: list[Session]) -> None:
+    prefix = round(profile.shared_prefix.main.tokens / profile.block_tokens)
+    cuts = [
+        call
+        for session in small
+        for call in session.calls
+        if call.chain == "main" and call.ref >= 0 and call.keep_blocks < session.calls[call.ref].blocks
+    ]
+    assert cuts and all(call.keep_blocks == prefix for call in cuts)
+
+
+def profile_with(tmp_path: Path, change: dict[str, Any]) -> Path:
+    data = yaml.safe_load((FOLDER / "claude-code.yaml").read_text())
+    for path, value in change.items():
+        *steps, last = path.split(".")
+        target = data
+        for step in steps:
+            target = target[step]
+        if value is None:
+            del target[last]
+        else:
+            target[last] = value
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump(data))
+    return tmp_path / "p.yaml"
+
+
+def test_sessions_can_be_made_to_share_nothing(tmp_path: Path, small: list[Session]) -> None:
+    alone = list(generate_sessions(load_profile(profile_with(tmp_path, {"shared_prefix.enabled": False})), 11, 25))
+    assert all(session.prefix == () and all(call.prefix == -1 for call in session.calls) for session in alone)
+    # Nothing else changes.
+    for session in small:
+        session_alone = alone[small.index(session)]
+        assert [(c.t_s, c.input_tokens, c.ref) for c in session.calls] == [
+            (c.t_s, c.input_tokens, c.ref) for c in session_alone.calls
+        ]
+
+
+def test_small_contexts_and_tiny_profiles_stay_valid(tmp_path: Path) -> None:
+    change = {
+        "shared_prefix.main.tokens": 60_000,
+        "shared_prefix.sub_agent.tokens": 40_000,
+        "session.window_tokens": [{"share": 1.0, "tokens": 70_000}],
+        "session.turns": {"median": 60, "sigma": 0.1},
+        "sub_agents.session_share": {"base": 1.0, "per_150_turns": 0.0, "max": 1.0},
+    }
+    sessions = list(generate_sessions(load_profile(profile_with(tmp_path, change)), 1, 4))
+    write_trace(tmp_path / "t.jsonl", sessions)
+    assert check_trace(tmp_path / "t.jsonl") == []
+    assert any("." in call.chain for session in sessions for call in session.calls)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        ({"session.turns.median": -1}, "session.turns.median"),
+        ({"session.turns.medien": 3}, "session.turns"),
+        ({"main.rewind.share": 1.5}, "main.rewind.share"),
+        ({"side_chains.calls": None}, "side_chains"),
+        ({"sub_agents.batch": []}, "sub_agents.batch"),
+        ({"block_tokens": "64"}, "block_tokens"),
+    ],
+)
+def test_a_broken_profile_names_the_field(tmp_path: Path, change: dict[str, Any], where: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load_profile(profile_with(tmp_path, change))
+    assert caught.value.where.endswith(f"field {where}")
+
+
+def test_profiles_that_are_not_there(tmp_path: Path) -> None:
+    assert profile_names() == ["claude-code"]
+    with pytest.raises(InputError, match="the profiles are claude-code"):
+        load_profile("nobody")
+    with pytest.raises(InputError, match="cannot be read"):
+        load_profile(tmp_path / "absent.yaml")
+    (tmp_path / "bad.yaml").write_text("a: [1")
+    with pytest.raises(InputError, match="is not YAML"):
+        load_profile(tmp_path / "bad.yaml")
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_lognormal_is_monotone_and_clipped(a: float, b: float) -> None:
+    distribution = LogNormal(median=10.0, sigma=1.2, min=2.0, max=300.0, shift=1.0)
+    low, high = distribution.at(min(a, b)), distribution.at(max(a, b))
+    assert 2.0 <= low <= high <= 300.0
+    assert distribution.at(0.5) == pytest.approx(11.0)
+
+
+def test_the_spread_covers_every_column_and_pair_evenly() -> None:
+    points = evenly_spread(Random(5), 400, 6)
+    assert len(set(points)) == 400 and all(0 <= x < 1 for point in points for x in point)
+    for a in range(6):
+        for half in (0.1, 0.5, 0.9):
+            assert sum(point[a] < half for point in points) == pytest.approx(400 * half, abs=8)
+        for b in range(a):
+            quarter = sum(point[a] < 0.5 and point[b] < 0.5 for point in points)
+            assert quarter == pytest.approx(100, abs=16)
+
+
+@pytest.mark.slow
+def test_published_statistics_are_met(profile: Profile) -> None:
+    """Seed 1, all targets; docs/trace-synthesis.md has several seeds."""
+    targets = load_targets("claude-code")
+    found = trace_stats(generate_sessions(profile, 1, targets.sessions))
+    missed = [(c.target.name, c.target.value, c.got[0]) for c in compare(targets, [found]) if not c.met[0]]
+    assert missed == []
