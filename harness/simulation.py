@@ -110,7 +110,7 @@ class Simulation:
         self.endpoints = [endpoint for group in groups for endpoint in group]
         self.timeline = TimelineRecorder([endpoint.node for endpoint in self.endpoints])
         self._on_progress = on_progress
-        self._blocks_per_router_block: int = getattr(router, "blocks_per_router_block", 1)
+        self._blocks_per_router_block = router.blocks_per_router_block
         self._origins = Origins()
         self._open: dict[str, _Open] = {}
         self._shown = [_Shown() for _ in self.endpoints]
@@ -264,7 +264,6 @@ class Simulation:
                 runs=list(runs),
                 prompt_tokens=record.input_tokens,
                 output_tokens=record.requested_output_tokens,
-                origin=opened.session.prompts.origin(opened.index),
             )
         )
         record.router_status = decision.status

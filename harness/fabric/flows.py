@@ -193,7 +193,7 @@ class Fabric:
         self._dirty.clear()
         while frontier:
             for flow in self._links[frontier.pop()].flows:
-                if flow not in flows or flow.rate == 0:
+                if flow not in flows:
                     flows[flow] = None
                     for link in flow.path:
                         if link not in reached:

@@ -32,8 +32,6 @@ class RouteRequest:
     prompt_tokens: int
     output_tokens: int
     headers: dict[str, str] = field(default_factory=dict)
-    origin: int = -1
-    """The call's own origin: blocks after the last run, filled by a partial tail and by output tokens, belong to it."""
 
 
 @dataclass(slots=True)
@@ -56,6 +54,8 @@ class Router(Protocol):
 
     reads_kv_events: bool
     reads_gauges: bool
+    blocks_per_router_block: int
+    """Engine blocks in one block of the router's prefix scoring."""
 
     def start(self) -> None:
         """Bring the router up with all endpoints known and their first gauges read."""

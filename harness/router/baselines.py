@@ -24,6 +24,7 @@ class BaselineRouter:
 
     reads_kv_events = False
     reads_gauges = False
+    blocks_per_router_block = 1
 
     def __init__(self, kind: str, endpoints: list[Endpoint], seed: int) -> None:
         if kind not in BASELINES:

@@ -95,6 +95,8 @@ class ExtProcClient:
         for call in self._calls.values():
             call.cancel()
         self._calls.clear()
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()  # left behind by an interrupt
         self._run(self._channel.close())
         self._run(asyncio.sleep(0))
         self._loop.close()

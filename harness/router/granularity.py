@@ -20,15 +20,18 @@ class Granularity:
 
     def __init__(self, factor: int) -> None:
         self.factor = factor
-        self._chains: dict[int, Runs] = {}
+        self._begins: dict[int, tuple[int, int]] = {}
+        """Of each origin: where its own blocks begin, and the origin of the block before them (-1: none)."""
 
     def prompt(self, runs: Runs) -> Runs:
         """The prompt in router blocks."""
         g = self.factor
         if g == 1:
             return runs
-        if runs:
-            self._chains[runs[-1][0]] = runs
+        before = -1
+        for origin, start, _ in runs:
+            self._begins.setdefault(origin, (start, before))
+            before = origin
         return [(o, start // g, end // g) for o, start, end in runs if start // g < end // g]
 
     def events(self, batch: list[KvEvent]) -> list[KvEvent]:
@@ -42,7 +45,8 @@ class Granularity:
             return event
         g = self.factor
         if isinstance(event, Stored):
-            self._learn(event)
+            # A call that brings no block of its own is not in its prompt's runs, but its output fills blocks.
+            self._begins.setdefault(event.origin, (event.start, event.parent[0] if event.parent else -1))
         start, end = event.start // g, (event.start + event.count) // g
         if start >= end:
             return None
@@ -51,22 +55,10 @@ class Granularity:
         parent = None if start == 0 else (self._owner(event.origin, start * g - 1), start - 1)
         return Stored(event.t_ns, event.origin, start, end - start, parent)
 
-    def _learn(self, event: Stored) -> None:
-        """Who owns which position before this origin's own blocks, if no request has told yet."""
-        if event.origin in self._chains:
-            return
-        before: Runs = []
-        if event.parent is not None:
-            origin, position = event.parent
-            for o, start, end in self._chains.get(origin, [(origin, 0, position + 1)]):
-                if start <= position:
-                    before.append((o, start, min(end, position + 1)))
-            if before and before[-1][2] <= position:
-                before.append((origin, before[-1][2], position + 1))
-        self._chains[event.origin] = [*before, (event.origin, event.start, event.start + event.count)]
-
     def _owner(self, origin: int, position: int) -> int:
-        for o, start, end in self._chains.get(origin, ()):
-            if start <= position < end:
-                return o
+        """The origin of the block at `position` in what precedes, or is, the origin's own content."""
+        start, before = self._begins[origin]
+        while position < start:
+            origin = before
+            start, before = self._begins[origin]
         return origin

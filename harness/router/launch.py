@@ -214,10 +214,11 @@ def _listening(port: int) -> bool:
 
 def check(
     release: str,
-    discovery: str | None,
+    discovery: str,
     endpoints: Sequence[Endpoint],
     block_tokens: int,
     router_block_tokens: int | None,
+    needs_objects: bool,
 ) -> None:
     """InputError where release, discovery, endpoints and block sizes do not go together."""
     if release not in config.RELEASES:
@@ -225,6 +226,9 @@ def check(
         raise InputError("router.release", f"{release!r} is not supported", f"choose from {known}")
     if release == "v0.7.1" and discovery == "file":
         raise InputError("router.discovery", "v0.7.1 has no file discovery", "leave it out or say `kubernetes`")
+    if needs_objects and discovery == "file":
+        what = "objectives and model rewrites are objects of the Kubernetes API"
+        raise InputError("router.discovery", what, "set it to `kubernetes`")
     ports = {e.port for e in endpoints}
     if len(ports) != 1:
         raise InputError("cluster", f"workers on {len(ports)} different ports", "give all workers the same port")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,8 +47,10 @@ class LlmdRouter:
 
     router_block_tokens: block size in which precise prefix scoring counts, a multiple of `block_tokens`;
     larger ones are an approximation (`granularity`) that keeps the router's cost per decision down, which in
-    v0.7.1 grows with the square of the matched blocks. unmodified: what is known of the binary's origin, for
-    the record. All calls must come from the thread that called `start`.
+    v0.7.1 grows with the square of the matched blocks. objectives, rewrites: InferenceObjectives (name:
+    priority) and InferenceModelRewrites (client's model: served model), over the Kubernetes API only.
+    unmodified: what is known of the binary's origin, for the record. All calls must come from the thread that
+    called `start`.
     """
 
     def __init__(
@@ -65,14 +68,17 @@ class LlmdRouter:
         router_block_tokens: int | None = None,
         events_wire: EventsWire = "map",
         discovery: Literal["file", "kubernetes"] | None = None,
+        objectives: Mapping[str, int] | None = None,
+        rewrites: Mapping[str, str] | None = None,
         unmodified: bool | None = None,
     ) -> None:
-        check(release, discovery, endpoints, block_tokens, router_block_tokens)
+        discovery = discovery or ("kubernetes" if release == "v0.7.1" else "file")
+        check(release, discovery, endpoints, block_tokens, router_block_tokens, bool(objectives or rewrites))
         self._binary, self._release, self._config_path = binary, release, config_path
         self._unmodified, self._events_wire, self._model = unmodified, events_wire, model
         self._endpoints = list(endpoints)
         self._block_tokens, self._num_gpu_blocks = block_tokens, num_gpu_blocks
-        self._discovery = discovery or ("kubernetes" if release == "v0.7.1" else "file")
+        self._discovery = discovery
         self._granularity = Granularity((router_block_tokens or block_tokens) // block_tokens)
         workdir = workdir.resolve()
         self._config_text, document = config.load(config_path)
@@ -92,7 +98,18 @@ class LlmdRouter:
             )
 
         self._deployment = Deployment(
-            Plan(binary, release, self._discovery, self._endpoints, document, config_path, workdir, coupling)
+            Plan(
+                binary,
+                release,
+                self._discovery,
+                self._endpoints,
+                document,
+                config_path,
+                workdir,
+                coupling,
+                objectives or {},
+                rewrites or {},
+            )
         )
         self._names = [pod_name(e.name, self._discovery) for e in self._endpoints]
         self._by_address = {f"{e.address}:{e.port}": e.index for e in self._endpoints}
@@ -120,6 +137,11 @@ class LlmdRouter:
     def reads_gauges(self) -> bool:
         """Whether the configuration has a plugin that reads the workers' gauges."""
         return self._adapted.reads_gauges
+
+    @property
+    def blocks_per_router_block(self) -> int:
+        """Engine blocks in one block of the router's precise prefix scoring."""
+        return self._granularity.factor if self.reads_kv_events else 1
 
     @property
     def pid(self) -> int:
@@ -241,7 +263,7 @@ class LlmdRouter:
         return {
             "kind": "llm-d",
             "release": self._release,
-            "sha256": sha256(self._binary),
+            "sha256": self._sha256,
             "unmodified": self._unmodified,
             "config": self._config_path.stem,
             "config_text": self._config_text,
@@ -264,6 +286,10 @@ class LlmdRouter:
             "open_requests": len(self._open),
             **self._deployment.numbers(),
         }
+
+    @functools.cached_property
+    def _sha256(self) -> str:
+        return sha256(self._binary)
 
     @property
     def _adapted(self) -> Adapted:

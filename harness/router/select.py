@@ -10,7 +10,6 @@ from harness.errors import InputError
 from harness.experiment import Experiment
 from harness.router.base import Endpoint, Router
 from harness.router.baselines import BaselineRouter
-from harness.router.coarse import CoarseRouter
 
 CONFIGS = Path(__file__).parents[2] / "deploy" / "router" / "configs"
 """The router configs that ship with the project, one folder per release."""
@@ -43,20 +42,21 @@ def make_router(
     config = config_path(wanted.config, wanted.release)
     ratio = blocks_per_router_block(wanted.block_tokens, engine.block_tokens)
     binary = obtain(wanted.release, _tell, path=wanted.binary, image=wanted.image)
-    router = LlmdRouter(
+    return LlmdRouter(
         binary.path,
         wanted.release,
         config,
         endpoints,
         model=model,
-        block_tokens=engine.block_tokens * ratio,
-        num_gpu_blocks=engine.num_gpu_blocks // ratio,
+        block_tokens=engine.block_tokens,
+        router_block_tokens=engine.block_tokens * ratio,
+        num_gpu_blocks=engine.num_gpu_blocks,
         seed=experiment.seed,
         workdir=workdir,
         events_wire=experiment.cluster.kv_events,
         discovery=None if wanted.discovery == "auto" else wanted.discovery,
+        unmodified=binary.unmodified,
     )
-    return router if ratio == 1 else CoarseRouter(router, ratio)
 
 
 def blocks_per_router_block(router_block: int | None, engine_block: int) -> int:

@@ -28,9 +28,7 @@ TraceArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Trace file,
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 RepairOption = Annotated[
     bool,
-    typer.Option(
-        "--repair-blocks", help="Cut or extend each call's blocks to its input tokens (broken block ids)."
-    ),
+    typer.Option("--repair-blocks", help="Cut or extend each call's blocks to its input tokens (broken block ids)."),
 ]
 
 
@@ -81,22 +79,16 @@ def flat_stats(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, A
 
 
 def shown(value: float | int | None) -> str:
-    """A number for people: counts with separators, others with four significant digits."""
+    """A number for people: with separators from a thousand on, else four significant digits."""
     if value is None:
         return "-"
-    if isinstance(value, int) or abs(value) >= 1e5:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
 
 
 @app.command()
 def convert(
-    source: Annotated[
-        Path, typer.Argument(metavar="IN", help="Trace file or folder of any readable format.")
-    ],
-    target: Annotated[
-        Path, typer.Argument(metavar="OUT", help="Trace in the project's format (.jsonl or .jsonl.gz).")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Trace file or folder of any readable format.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Trace in the project's format (.jsonl or .jsonl.gz).")],
     repair_blocks: RepairOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -111,9 +103,7 @@ def convert(
 @app.command()
 def generate(
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Trace to write (.jsonl or .jsonl.gz).")],
-    profile: Annotated[
-        str, typer.Option(help=f"One of {', '.join(profile_names())}, or a YAML file.")
-    ] = "claude-code",
+    profile: Annotated[str, typer.Option(help=f"One of {', '.join(profile_names())}, or a YAML file.")] = "claude-code",
     seed: Annotated[int, typer.Option(help="Same seed, same trace.")] = 1,
     sessions: Annotated[int, typer.Option(min=0, help="Number of sessions.")] = 393,
     as_json: JsonOption = False,
@@ -144,9 +134,7 @@ def check(file: TraceArgument, as_json: JsonOption = False) -> None:
             print(f"{place}: {v.field + ': ' if v.field else ''}{v.what}; {v.remedy}")
     if violations:
         more = " or more" if len(violations) >= MAX_VIOLATIONS else ""
-        raise InputError(
-            str(file), f"{len(violations)}{more} violations of the trace format", "see the list above"
-        )
+        raise InputError(str(file), f"{len(violations)}{more} violations of the trace format", "see the list above")
     if not as_json:
         print(f"{file}: no violation")
 
@@ -162,14 +150,10 @@ def show_targets(
     try:
         numbers = [int(seed) for seed in seeds.split(",")]
     except ValueError:
-        raise InputError(
-            f"--seeds {seeds}", "is not a list of whole numbers", "write for example 1,2,3"
-        ) from None
+        raise InputError(f"--seeds {seeds}", "is not a list of whole numbers", "write for example 1,2,3") from None
     wanted, made = load_targets(profile), load_profile(profile)
     results = [
-        trace_stats(
-            with_progress(generate_sessions(made, seed, wanted.sessions), f"seed {seed}", wanted.sessions)
-        )
+        trace_stats(with_progress(generate_sessions(made, seed, wanted.sessions), f"seed {seed}", wanted.sessions))
         for seed in numbers
     ]
     comparisons = compare(wanted, results)

@@ -87,9 +87,7 @@ def evenly_spread(rng: Random, rows: int, columns: int) -> list[tuple[float, ...
         ratio = (1.0 + ratio) ** (1.0 / columns)
     shifts = [rng.random() / rows, *(rng.random() for _ in range(columns - 1))]
     steps = [1.0 / rows, *(ratio ** -(column + 1) for column in range(columns - 1))]
-    points = [
-        tuple((s + row * step) % 1.0 for s, step in zip(shifts, steps, strict=True)) for row in range(rows)
-    ]
+    points = [tuple((s + row * step) % 1.0 for s, step in zip(shifts, steps, strict=True)) for row in range(rows)]
     rng.shuffle(points)
     return points
 
@@ -279,9 +277,7 @@ class _SessionMaker:
             # The length of a session's first chain is spread evenly over the sessions, like all that is drawn once.
             first = turn == 0 and number == 0
             u = self.u[SIDE] / side.session_share if first else self.rng.random()
-            style = _Style(
-                f"f{self.sides}", self.model, side.added_tokens, self.p.main.output_tokens, side.gap_s
-            )
+            style = _Style(f"f{self.sides}", self.model, side.added_tokens, self.p.main.output_tokens, side.gap_s)
             length = max(1, round(side.calls.at(u)))
             if self._chance(side.fork_share):
                 fork = (main, root.blocks, root.blocks)

@@ -273,19 +273,13 @@ def load_profile(name: str | Path) -> Profile:
         path = FOLDER / f"{name}.yaml"
         if not path.is_file():
             known = ", ".join(profile_names())
-            raise InputError(
-                f"profile {name}", "no such profile", f"the profiles are {known}; or give a .yaml file"
-            )
+            raise InputError(f"profile {name}", "no such profile", f"the profiles are {known}; or give a .yaml file")
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError(
-            str(path), f"cannot be read ({error.strerror})", "give an existing profile file"
-        ) from None
+        raise InputError(str(path), f"cannot be read ({error.strerror})", "give an existing profile file") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(
-            str(path), f"is not YAML ({str(error).splitlines()[0]})", "correct the file"
-        ) from None
+        raise InputError(str(path), f"is not YAML ({str(error).splitlines()[0]})", "correct the file") from None
     try:
         return msgspec.convert(data, Profile)
     except msgspec.ValidationError as error:

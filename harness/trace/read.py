@@ -46,9 +46,7 @@ def trace_files(path: TracePath | Sequence[TracePath]) -> list[Path]:
     endings = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
     files = sorted(file for file in path.iterdir() if file.name.endswith(endings) and file.is_file())
     if not files:
-        raise InputError(
-            str(path), "no .json or .jsonl file in this folder", "give a folder of traces or a trace file"
-        )
+        raise InputError(str(path), "no .json or .jsonl file in this folder", "give a folder of traces or a trace file")
     return files
 
 
@@ -162,9 +160,7 @@ def _delta_call(row: rows.DeltaCallRow, index: int) -> Call:
 def _finish(session: Session, state: rows.SessionState, own: bool) -> Session:
     if not own:
         # These files name sub-agent groups sa1, sa2, ..; the project's chains are s1.0, s1.1, ..
-        split_chains(
-            session.calls, [MAIN if c.chain == MAIN else c.chain.replace("sa", "s", 1) for c in session.calls]
-        )
+        split_chains(session.calls, [MAIN if c.chain == MAIN else c.chain.replace("sa", "s", 1) for c in session.calls])
     if not state.has_deps:
         derive_dependencies(session)
     return session

@@ -124,9 +124,7 @@ def decode_object(line: bytes) -> dict[str, Any] | Problem:
     except RecursionError:
         return Problem("", "is not a trace row (nested too deeply)", "check that the file is a trace")
     if not isinstance(value, dict):
-        return Problem(
-            "", f"is not a JSON object but {type(value).__name__}", "check that the file is a trace"
-        )
+        return Problem("", f"is not a JSON object but {type(value).__name__}", "check that the file is a trace")
     return value
 
 
@@ -170,9 +168,7 @@ def call_problems(row: CallRow | DeltaCallRow, state: SessionState, check_blocks
     """Rules between a call and the calls before it. `check_blocks`: blocks must fit the input tokens."""
     index = len(state.blocks)
     if row.t < state.last_t_s:
-        yield Problem(
-            "t", f"{row.t} is before the call above it ({state.last_t_s}): calls stand in order of t"
-        )
+        yield Problem("t", f"{row.t} is before the call above it ({state.last_t_s}): calls stand in order of t")
     if row.ref >= index:
         yield Problem("ref", f"{row.ref} must be an earlier call (this is call {index})")
     elif row.ref < 0 and row.keep:
@@ -211,9 +207,7 @@ def _own_problems(row: CallRow, state: SessionState, index: int) -> Iterator[Pro
     if state.models is not None and row.m is not None and row.m >= state.models:
         yield Problem("m", f"{row.m} is not an index into the header's {state.models} models")
     if row.pre >= len(state.prefix_blocks):
-        yield Problem(
-            "pre", f"{row.pre} is not an index into the header's {len(state.prefix_blocks)} prefixes"
-        )
+        yield Problem("pre", f"{row.pre} is not an index into the header's {len(state.prefix_blocks)} prefixes")
     elif row.pre >= 0 and row.ref >= 0:
         yield Problem("pre", "only a call without ref can begin with a shared prefix")
     elif row.pre >= 0 and row.new < state.prefix_blocks[row.pre]:

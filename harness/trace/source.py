@@ -35,9 +35,7 @@ def open_trace(path: Path) -> BufferedIOBase:
     except IsADirectoryError:
         raise InputError(str(path), "is a folder, not a trace file", "give a file of it") from None
     except OSError as error:
-        raise InputError(
-            str(path), f"cannot be read ({error.strerror})", "check the path and its rights"
-        ) from None
+        raise InputError(str(path), f"cannot be read ({error.strerror})", "check the path and its rights") from None
 
 
 def _broken(path: Path, line: int, error: Exception) -> InputError:

@@ -46,9 +46,7 @@ def load_targets(profile: str) -> Targets:
     """The targets that come with a profile."""
     path: Path = FOLDER / f"{profile}.targets.yaml"
     if not path.is_file():
-        raise InputError(
-            f"profile {profile}", "has no published targets", "targets come with the profile claude-code"
-        )
+        raise InputError(f"profile {profile}", "has no published targets", "targets come with the profile claude-code")
     return msgspec.convert(yaml.safe_load(path.read_text(encoding="utf-8")), Targets)
 
 

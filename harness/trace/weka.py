@@ -113,14 +113,10 @@ def _refused(path: Path, place: str, field: str, error: Exception | str) -> Inpu
 
 def _session(path: Path, place: str, document: _Document, check_blocks: bool) -> Session:
     if document.hash_id_scope not in ("local", "global"):
-        raise _refused(
-            path, place, "field hash_id_scope", f"must be local or global, got {document.hash_id_scope!r}"
-        )
+        raise _refused(path, place, "field hash_id_scope", f"must be local or global, got {document.hash_id_scope!r}")
     flat = _flatten(path, place, document.requests)
     flat.sort(key=lambda call: call.t_s)
-    session = Session(
-        document.id, document.block_size, [], "global" if document.hash_id_scope == "global" else "local"
-    )
+    session = Session(document.id, document.block_size, [], "global" if document.hash_id_scope == "global" else "local")
     labels: list[str] = []
     prefixes = PrefixIndex()
     for call, ids in _without_twins(path, flat):
@@ -218,9 +214,7 @@ def _without_twins(path: Path, flat: list[_Flat]) -> Iterator[tuple[_Flat, NDArr
         try:
             ids = np.array(_parse(path, call.place, call.row.hash_ids, list[int]), dtype=np.int64)
         except OverflowError:
-            raise InputError(
-                f"{path}: {call.place}: field hash_ids", "an id exceeds 64 bits", REMEDY
-            ) from None
+            raise InputError(f"{path}: {call.place}: field hash_ids", "an id exceeds 64 bits", REMEDY) from None
         key = (call.label, ids.tobytes())
         twin = recent.get(key)
         if twin is not None and _are_twins(twin, call):

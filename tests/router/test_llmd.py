@@ -194,18 +194,6 @@ def test_in_flight_counts_return_to_zero(router_release: Release, tmp_path: Path
     assert router.stats()["open_requests"] == 4
 
 
-def test_refusals_are_decisions_without_endpoint(router_release: Release, tmp_path: Path) -> None:
-    with running(router_release, "load", tmp_path, 2) as router:
-        broken = call([(1, 0, 2)])
-        broken.model = ""
-        answer = router.decide(broken)
-        if answer.status == 200:
-            router.abort(broken.request_id)
-        else:
-            assert answer.endpoint is None and answer.status in (400, 404)
-        assert router.decide(call([(1, 0, 2)])).status == 200
-
-
 def test_many_endpoints(router_release: Release, tmp_path: Path) -> None:
     with running(router_release, "load", tmp_path, 64) as router:
         for k in range(8):
@@ -313,3 +301,26 @@ def test_unknown_release_and_discovery(tmp_path: Path) -> None:
         make(("v0.9.0", tmp_path), CONFIGS / "v0.7.1" / "load.yaml", tmp_path)
     with pytest.raises(InputError, match="file discovery"):
         make(("v0.7.1", tmp_path), "load", tmp_path, discovery="file")
+
+
+@pytest.mark.parametrize("version", ["v0.7.1", "v0.10.0"])
+def test_objectives_and_model_rewrites(version: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Saturated endpoints refuse what has a negative priority; another name for the model finds the same blocks."""
+    binary = request.getfixturevalue("router_" + version.replace(".", ""))
+    header = {"v0.7.1": "x-gateway-inference-objective", "v0.10.0": "x-llm-d-inference-objective"}[version]
+    more = {"discovery": "kubernetes", "objectives": {"bulk": -1}, "rewrites": {"alias": "m"}}
+    with running((version, binary), "precise", tmp_path, **more) as router:
+        router.publish_kv_events({3: [Stored(0, 1, 0, 8, None)]})
+        other = call([(1, 0, 10)])
+        other.model = "alias"
+        assert router.decide(other).endpoint == 3
+        router.push_gauges({i: Gauges(9, 50, 0.99) for i in range(4)})
+        refused = router.decide(call([(2, 0, 4)], headers={header: "bulk"}))
+        assert (refused.endpoint, refused.status) == (None, 429)
+        assert router.decide(call([(2, 0, 4)])).status == 200
+        assert router.stats()["refusals"] == 1
+
+
+def test_objectives_need_the_kubernetes_api(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="kubernetes"):
+        make(("v0.10.0", tmp_path), "load", tmp_path, objectives={"bulk": -1})

@@ -80,7 +80,9 @@ def test_a_group_is_joined_once_and_only_when_it_is_over() -> None:
 
 
 def test_a_lane_hangs_on_its_own_agent() -> None:
-    found = derived((0.0, 1.0, "main"), (2.0, 8.0, "s1.0"), (4.0, 1.0, "s1.1"), (11.0, 1.0, "s1.0"), (13.0, 1.0, "main"))
+    found = derived(
+        (0.0, 1.0, "main"), (2.0, 8.0, "s1.0"), (4.0, 1.0, "s1.1"), (11.0, 1.0, "s1.0"), (13.0, 1.0, "main")
+    )
     assert found[2] == ((), 1, 2.0)
     assert found[3] == ((1, 2), None, 1.0)
     assert found[4] == ((0, 3), None, 1.0)

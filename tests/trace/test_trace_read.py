@@ -121,7 +121,9 @@ BROKEN_ROWS: list[tuple[str, list[dict[str, Any]], str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "where", "what"), [row[1:] for row in BROKEN_ROWS], ids=[row[0] for row in BROKEN_ROWS])
+@pytest.mark.parametrize(
+    ("rows", "where", "what"), [row[1:] for row in BROKEN_ROWS], ids=[row[0] for row in BROKEN_ROWS]
+)
 def test_a_broken_row_names_line_and_field(tmp_path: Path, rows: list[dict[str, Any]], where: str, what: str) -> None:
     path = write_rows(tmp_path / "t.jsonl", *rows)
     with pytest.raises(InputError) as caught:
@@ -235,7 +237,18 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 
 
 DELTA = {"session": "a", "block": 64, "scope": "local", "tool_tokens": 1, "groups": []}
-DELTA_CALL = {"t": 0.0, "a": "main", "in": 320, "out": 5, "api": 1.0, "ref": -1, "keep": 0, "new": 5, "m": "m", "stop": ""}
+DELTA_CALL = {
+    "t": 0.0,
+    "a": "main",
+    "in": 320,
+    "out": 5,
+    "api": 1.0,
+    "ref": -1,
+    "keep": 0,
+    "new": 5,
+    "m": "m",
+    "stop": "",
+}
 
 
 def test_broken_block_ids_are_refused_taken_or_repaired(tmp_path: Path) -> None:
@@ -261,8 +274,12 @@ def test_delta_groups_become_chains(tmp_path: Path) -> None:
     assert session.calls[0].stop is None
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("kvct_v8", (383, 26701)), ("kvct_v6dedup", (247, 14038)), ("neon", (30, 2725))])
-def test_real_delta_files_survive_a_round_trip(shared: Path, tmp_path: Path, name: str, wanted: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("kvct_v8", (383, 26701)), ("kvct_v6dedup", (247, 14038)), ("neon", (30, 2725))]
+)
+def test_real_delta_files_survive_a_round_trip(
+    shared: Path, tmp_path: Path, name: str, wanted: tuple[int, int]
+) -> None:
     blocks = "repair" if name == "neon" else "strict"
     real = list(read_trace(shared / f"traces/weka_delta/{name}.dev.delta.jsonl.gz", blocks=blocks))  # type: ignore[arg-type]
     assert count_calls(real) == wanted

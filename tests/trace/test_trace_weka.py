@@ -19,7 +19,16 @@ from harness.trace.weka import PrefixIndex
 
 
 def row(t: float, ids: list[int], **more: Any) -> dict[str, Any]:
-    return {"t": t, "type": "n", "model": "m", "in": 64 * len(ids) + 7, "out": 5, "hash_ids": ids, "api_time": 2.0, **more}
+    return {
+        "t": t,
+        "type": "n",
+        "model": "m",
+        "in": 64 * len(ids) + 7,
+        "out": 5,
+        "hash_ids": ids,
+        "api_time": 2.0,
+        **more,
+    }
 
 
 def group(t: float, *requests: dict[str, Any]) -> dict[str, Any]:
