@@ -265,7 +265,7 @@ def _info(
             "max_num_seqs": engine.max_num_seqs,
             "scheduling": "asynchronous" if engine.async_scheduling else "synchronous",
         },
-        profile={"name": profile.name, **profile.provenance, "asked beyond its grid": dict(profile.out_of_grid)},
+        profile=_profile_facts(profile),
         prices=Prices(**experiment.prices.model_dump()) if experiment.prices else None,
         decisions=stats.get("decisions"),
         events=simulation.counts.clock_events + simulation.counts.engine_events,
@@ -274,6 +274,24 @@ def _info(
         notes=notes,
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     )
+
+
+def _profile_facts(profile: StepProfile) -> dict[str, Any]:
+    """Where step times come from, in lines for the report (`harness profile show NAME` has everything)."""
+    origin = profile.provenance
+    keys = ("package", "package_version", "system", "backend", "backend_version", "built", "licence")
+    errors = origin.get("interpolation_error", {})
+    return {
+        "name": profile.name,
+        **{key.replace("_", " "): origin[key] for key in keys if key in origin},
+        **{
+            f"interpolation error, {kind.replace('_', ' ')}": f"{errors[kind]['mean']:.2%} mean, {errors[kind]['p95']:.2%} p95"
+            for kind in ("prefill_step", "decode_step")
+            if kind in errors
+        },
+        "KV bytes per token": profile.kv_bytes_per_token,
+        "asked beyond its grid": ", ".join(f"{k}: {v:,}" for k, v in profile.out_of_grid.items()) or "nothing",
+    }
 
 
 def _judge(

@@ -18,7 +18,7 @@ from harness.fabric.meter import NS_PER_S, LinkMeter
 from harness.fabric.share import Path, max_min_rates
 
 ENDS, SETTLES = -1, 9
-"""Ranks on the clock: transfers end before what engines do at that time; shares are recomputed after everything else."""
+"""Ranks on the clock: transfers end before what engines do at that time; shares are recomputed after all else."""
 
 LEAST_CAPACITY = 1_000_000
 """Bytes per second: below this the rounding of rates would matter."""

@@ -101,7 +101,7 @@ def parse_cost(document: Any, where: str) -> TransferCost:
     keys = {"source", "by", "nominal_gbytes_per_s", "goodput_gbytes_per_s", "setup_us", "per_descriptor_us"}
     if not isinstance(document, dict) or not set(document) <= keys or not isinstance(document.get("source"), str):
         raise InputError(where, f"needs `source` and only {', '.join(sorted(keys))}", "see docs/fabric.md")
-    numbers = [document.get("setup_us", 0), document.get("per_descriptor_us", 0)]
+    numbers: list[Any] = [document.get("setup_us", 0), document.get("per_descriptor_us", 0)]
     if not all(isinstance(value, int | float) and value >= 0 for value in numbers):
         raise InputError(where, "setup_us and per_descriptor_us must be numbers >= 0", "see docs/fabric.md")
     setup_ns, per_descriptor_ns = (round(value * 1000) for value in numbers)

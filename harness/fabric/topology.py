@@ -141,8 +141,9 @@ def parse_topology(document: Any, name: str, counts: Mapping[str, int] | None = 
 def _expand(topology: Topology, entry: Any, sizes: Mapping[str, int], where: str) -> None:
     if not isinstance(entry, dict) or not set(entry) <= _LINK_KEYS or not {"from", "to", "gbytes_per_s"} <= set(entry):
         raise InputError(where, f"link {entry!r}", f"give from, to, gbytes_per_s; may have {', '.join(_LINK_KEYS)}")
-    rate, latency = entry["gbytes_per_s"], entry.get("latency_us", 0)
-    back = entry.get("back_gbytes_per_s", rate)
+    rate: Any = entry["gbytes_per_s"]
+    latency: Any = entry.get("latency_us", 0)
+    back: Any = entry.get("back_gbytes_per_s", rate)
     if not all(isinstance(v, int | float) and v > 0 for v in (rate, back)) or not isinstance(latency, int | float):
         raise InputError(where, f"link {entry!r}", "rates must be positive numbers in GB/s")
     ends = [_vertex(entry[key], sizes, where) for key in ("from", "to")]

@@ -10,6 +10,7 @@ import yaml
 
 from harness.errors import InputError
 from harness.experiment import Experiment, json_schema, load_experiment, resolved_yaml
+from harness.experiment_docs import markdown
 
 MINIMAL = "name: x\ntrace: {path: t.jsonl}\nmodel: {profile: p}\n"
 
@@ -100,3 +101,9 @@ def test_examples_are_valid() -> None:
         assert isinstance(experiment, Experiment)
         assert yaml.safe_load(path.read_text())["name"] == experiment.name
         assert Path(experiment.trace.path).exists(), path
+
+
+def test_the_page_about_the_file_is_up_to_date() -> None:
+    root = Path(__file__).parents[2]
+    wanted = markdown(root / "examples/compare.yaml")
+    assert (root / "docs/experiment.md").read_text() == wanted, "python -m harness.experiment_docs docs/experiment.md"
