@@ -27,7 +27,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from fake_workers.errors import InputError
 from fake_workers.pricing.profile import Layout, Limits, StepProfile, Tables, check_tables

@@ -32,7 +32,7 @@ def _asset(name: str) -> str:
 @cache
 def _plotly_js() -> str:
     # 5 MB of script: read once, and only where a page is made.
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+    from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs()).replace("\r", "")
 

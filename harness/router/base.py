@@ -52,10 +52,17 @@ class Decision:
 class Router(Protocol):
     """Drives one router in lock-step with virtual time: every method returns only when its effect is in place."""
 
-    reads_kv_events: bool
-    reads_gauges: bool
-    blocks_per_router_block: int
-    """Engine blocks in one block of the router's prefix scoring."""
+    @property
+    def reads_kv_events(self) -> bool:
+        """Whether KV events reach it."""
+
+    @property
+    def reads_gauges(self) -> bool:
+        """Whether the workers' gauges reach it."""
+
+    @property
+    def blocks_per_router_block(self) -> int:
+        """Engine blocks in one block of the router's prefix scoring."""
 
     def start(self) -> None:
         """Bring the router up with all endpoints known and their first gauges read."""

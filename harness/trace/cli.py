@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.table import Table
 
 from harness.errors import InputError
 from harness.trace.check import MAX_VIOLATIONS, check_trace
+from harness.trace.export_weka import export_weka
 from harness.trace.generate import generate_sessions
 from harness.trace.model import Session
 from harness.trace.profile import load_profile, profile_names
@@ -89,14 +90,16 @@ def shown(value: float | int | None) -> str:
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Trace file or folder of any readable format.")],
     target: Annotated[Path, typer.Argument(metavar="OUT", help="Trace in the project's format (.jsonl or .jsonl.gz).")],
+    to: Annotated[Literal["own", "weka"], typer.Option(help="Format to write.")] = "own",
     repair_blocks: RepairOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trace of any readable format in the project's own."""
+    """Write a trace of any readable format in the project's own, or as weka documents, one a line."""
     if any(file.resolve() == target.resolve() for file in trace_files(source)):
         raise InputError(str(target), "is the input itself", "give another name for the output")
     blocks: Blocks = "repair" if repair_blocks else "strict"
-    calls = write_trace(target, with_progress(read_trace(source, blocks), f"converting {source.name}"))
+    sessions = with_progress(read_trace(source, blocks), f"converting {source.name}")
+    calls = export_weka(target, sessions) if to == "weka" else write_trace(target, sessions)
     _say_written(target, calls, as_json)
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import UNSET
 
 from harness.errors import InputError
-from harness.trace import rows, source, weka
+from harness.trace import mooncake, rows, source, weka
 from harness.trace.chains import MAIN, split_chains
 from harness.trace.dependencies import derive_dependencies
 from harness.trace.model import Call, Session, SharedPrefix
@@ -51,7 +51,7 @@ def trace_files(path: TracePath | Sequence[TracePath]) -> list[Path]:
 
 
 def detect_format(path: Path) -> str:
-    """`own`, `delta`, `weka` or `empty`, by the first bytes; InputError for anything else."""
+    """`own`, `delta`, `mooncake`, `weka` or `empty`, by the first bytes; InputError for anything else."""
     head = source.peek(path).lstrip()
     if not head:
         return "empty"
@@ -62,6 +62,8 @@ def detect_format(path: Path) -> str:
             return "own"
         if "session" in value and "block" in value:
             return "delta"
+        if mooncake.is_mooncake(value):
+            return "mooncake"
     if head[:1] == b"{" and weka.looks_like(head):
         return "weka"
     where = f"{path}: line 1"
@@ -76,6 +78,8 @@ def _read_file(path: Path, blocks: Blocks) -> Iterator[Session]:
     kind = detect_format(path)
     if kind == "weka":
         yield from weka.read_weka(path, check_blocks=blocks == "strict")
+    elif kind == "mooncake":
+        yield from mooncake.read_mooncake(path, check_blocks=blocks == "strict")
     elif kind != "empty":
         yield from _read_rows(
             path, kind == "own", check_blocks=blocks == "strict" or (blocks == "keep" and kind == "own")

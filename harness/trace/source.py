@@ -18,7 +18,7 @@ ROW_LIMIT_BYTES = 4 << 20
 """Longest row of a row-per-call file; a real one has a few hundred bytes, so a longer line is another kind of
 file.
 """
-DOCUMENT_LIMIT_BYTES = 1 << 30
+DOCUMENT_LIMIT_BYTES = 512 << 20
 """Largest document (unpacked) that one session may be in the formats that need a session in memory at once.
 """
 PEEK_BYTES = 1 << 16

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import io
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -24,29 +23,38 @@ def write_trace(path: str | Path, sessions: Iterable[Session], src: dict[str, An
     The gzip header carries neither time nor name. The file appears under its name only when it is complete.
     `src` says where the trace is from (format, digest, licence) and goes into every header.
     """
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
     calls = 0
-    try:
-        with open(part, "wb") as raw, _packed(raw, path.name.endswith(".gz")) as out:
-            for session in sessions:
-                calls += len(session.calls)
-                for row in session_rows(session, src):
-                    out.write(row)
-        os.replace(part, path)
-    except OSError as error:
-        raise InputError(
-            str(path), f"cannot be written ({error.strerror})", "check the folder, its rights and space"
-        ) from None
-    finally:
-        part.unlink(missing_ok=True)
+
+    def rows() -> Iterator[bytes]:
+        nonlocal calls
+        for session in sessions:
+            calls += len(session.calls)
+            yield from session_rows(session, src)
+
+    write_rows(path, rows())
     return calls
 
 
-def _packed(raw: IO[bytes], packed: bool) -> IO[bytes]:
-    if packed:
-        return gzip.GzipFile(filename="", mode="wb", compresslevel=GZIP_LEVEL, fileobj=raw, mtime=0)  # type: ignore[return-value]
-    return io.BufferedWriter(raw) if not isinstance(raw, io.BufferedWriter) else raw
+def write_rows(path: str | Path, rows: Iterable[bytes]) -> None:
+    """Write lines, gzip where the name ends in .gz."""
+    path = Path(path)
+    part = path.with_name(path.name + ".part")
+    try:
+        with open(part, "wb") as raw, _packed(raw, path.name.endswith(".gz")) as out:
+            for row in rows:
+                out.write(row)
+        os.replace(part, path)
+    except OSError as error:
+        what = f"cannot be written ({error.strerror})"
+        raise InputError(str(path), what, "check the folder, its rights and the space left") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _packed(raw: BinaryIO, packed: bool) -> BinaryIO:
+    if not packed:
+        return raw
+    return cast(BinaryIO, gzip.GzipFile("", "wb", compresslevel=GZIP_LEVEL, fileobj=raw, mtime=0))
 
 
 def session_rows(session: Session, src: dict[str, Any] | None = None) -> Iterator[bytes]:

@@ -72,8 +72,13 @@ def test_spawn_from_an_ended_call_hangs_on_its_end() -> None:
 
 def test_a_group_is_joined_once_and_only_when_it_is_over() -> None:
     found = derived(
-        (0.0, 1.0, "main"), (2.0, 2.0, "s1.0"), (3.0, 1.0, "main"), (5.0, 2.0, "s1.0"), (8.0, 1.0, "main"), (10.0, 1.0, "main")
-    )  # fmt: skip
+        (0.0, 1.0, "main"),
+        (2.0, 2.0, "s1.0"),
+        (3.0, 1.0, "main"),
+        (5.0, 2.0, "s1.0"),
+        (8.0, 1.0, "main"),
+        (10.0, 1.0, "main"),
+    )
     assert found[2] == ((0,), None, 2.0)  # the group goes on: main does not wait for it
     assert found[4] == ((2, 3), None, 1.0)
     assert found[5] == ((4,), None, 1.0)

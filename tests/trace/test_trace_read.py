@@ -82,6 +82,10 @@ def test_a_session_without_calls_is_a_session(tmp_path: Path) -> None:
     assert count_calls(read_trace(write_rows(tmp_path / "t.jsonl", HEADER, {**HEADER, "session": "b"}))) == (2, 0)
 
 
+def without(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != name}
+
+
 BROKEN_ROWS: list[tuple[str, list[dict[str, Any]], str, str]] = [
     ("no session id", [{**HEADER, "session": None}, CALL], "line 1: field session", "expected str"),
     ("call without header", [CALL], "line 1", "no known trace format begins with the fields i, t"),
@@ -91,7 +95,7 @@ BROKEN_ROWS: list[tuple[str, list[dict[str, Any]], str, str]] = [
     ("same id twice", [HEADER, HEADER], "line 2: field session", "twice"),
     ("unknown header field", [{**HEADER, "blok": 3}], "line 1: field blok", "not a field"),
     ("unknown call field", [HEADER, {**CALL, "gpa": 1}], "line 2: field gpa", "not a field"),
-    ("missing field", [HEADER, {k: v for k, v in CALL.items() if k != "out"}], "line 2: field out", "missing"),
+    ("missing field", [HEADER, without("out", CALL)], "line 2: field out", "missing"),
     ("text for a number", [HEADER, {**CALL, "in": "330"}], "line 2: field in", "expected int, got '330'"),
     ("number for text", [HEADER, {**CALL, "chain": 1}], "line 2: field chain", "expected str"),
     ("bool for a number", [HEADER, {**CALL, "out": True}], "line 2: field out", "expected int"),
@@ -110,8 +114,8 @@ BROKEN_ROWS: list[tuple[str, list[dict[str, Any]], str, str]] = [
     ("dep twice", [HEADER, CALL, {**NEXT, "deps": [0, 0]}], "line 3: field deps", "rising"),
     ("negative dep", [HEADER, CALL, {**NEXT, "deps": [-1]}], "line 3: field deps", ">= 0"),
     ("on itself", [HEADER, {**CALL, "on": 0}], "line 2: field on", "earlier call"),
-    ("deps in one call only", [HEADER, CALL, {k: v for k, v in NEXT.items() if k != "deps"}], "line 3: field deps", "in none"),
-    ("gap without deps", [HEADER, {**{k: v for k, v in CALL.items() if k != "deps"}, "gap": 1}], "line 2: field gap", "deps"),
+    ("deps in one call only", [HEADER, CALL, without("deps", NEXT)], "line 3: field deps", "in none"),
+    ("gap without deps", [HEADER, {**without("deps", CALL), "gap": 1}], "line 2: field gap", "deps"),
     ("negative gap", [HEADER, CALL, {**NEXT, "gap": -1}], "line 3: field gap", ">= 0"),
     ("no such model", [HEADER, {**CALL, "m": 1}], "line 2: field m", "1 models"),
     ("no such prefix", [HEADER, {**CALL, "pre": 1}], "line 2: field pre", "1 prefixes"),
@@ -256,7 +260,7 @@ def test_broken_block_ids_are_refused_taken_or_repaired(tmp_path: Path) -> None:
     third = {**DELTA_CALL, "t": 5.0, "in": 640, "ref": 1, "keep": 8, "new": 1}
     path = write_rows(tmp_path / "t.jsonl", DELTA, DELTA_CALL, second, third)
     assert detect_format(path) == "delta"
-    with pytest.raises(InputError, match="line 3: field in.*--repair-blocks"):
+    with pytest.raises(InputError, match=r"line 3: field in.*--repair-blocks"):
         list(read_trace(path))
     (kept,) = read_trace(path, blocks="keep")
     assert [(c.keep_blocks, c.new_blocks) for c in kept.calls] == [(0, 5), (5, 3), (8, 1)]

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from harness.errors import InputError
 from harness.trace.model import Session
+from harness.trace.prefixes import PrefixIndex
 from harness.trace.read import read_trace
-from harness.trace.weka import PrefixIndex
 
 
 def row(t: float, ids: list[int], **more: Any) -> dict[str, Any]:
