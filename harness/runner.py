@@ -305,6 +305,8 @@ def _judge(
     if experiment.load.until_s is None and stats.get("router_in_flight") or stats.get("in_flight"):
         left = stats.get("router_in_flight") or stats.get("in_flight")
         invalid.append(f"INV-8: the router still counts {left} calls in flight at the end")
+    if simulation.counts.ended == simulation.counts.arrived:
+        invalid.extend(simulation.leftovers())
     if experiment.load.gap_cap_s is not None:
         notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
     if experiment.load.until_s is not None:

@@ -190,6 +190,16 @@ class Simulation:
         if events and self.router.reads_kv_events:
             self.router.publish_kv_events(events)
 
+    def leftovers(self) -> list[str]:
+        """What engines still hold although every call has ended (INV-7); empty if all is well."""
+        found = []
+        for group in self._groups:
+            for rank, endpoint in zip(group.node.ranks, group.endpoints, strict=True):
+                held = rank.pool.blocks - rank.pool.free
+                if held or rank.unfinished:
+                    found.append(f"INV-7: endpoint {endpoint} holds {held} blocks with no call open")
+        return found
+
     # ------------------------------------------------------------------ load
 
     def _begin_session(self, session: Session) -> None:

@@ -1,4 +1,4 @@
-"""Empty stand-ins for the CUDA libraries that PyPI's torch is linked against, so that it loads on a machine without GPU.
+"""Empty stand-ins for the CUDA libraries that PyPI's torch is linked against, so that it loads without a GPU.
 
 PyPI has no CPU-only torch for x86-64 Linux. torch's own files stay as they are; where it would look for NVIDIA's
 packages (4 GB) it finds libraries of the same names that hold the symbols it asks for and answer "no device" to every

@@ -1,0 +1,1 @@
+"""Cache tiers below the GPU: the real LMCache on the virtual clock, every byte through the fabric."""

@@ -1,0 +1,125 @@
+"""What the engine sees of the tiers below it, in the order in which vLLM calls its KV connector.
+
+    lookup      at each admission attempt (get_num_new_matched_tokens); None: ask again, `wake` tells when
+    start_load  after the blocks are allocated (update_state_after_alloc)
+    save        at the end of each step that computed prompt tokens (wait_for_save)
+    preempted   the request lost its blocks and will be admitted anew
+    finish      the request ended, or its client went away (request_finished)
+
+All calls are made at the clock's now, in the order in which an engine would make them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Run = tuple[int, int, int]
+"""(origin, start, end) in engine blocks, end exclusive."""
+
+
+@dataclass(slots=True, eq=False)
+class CacheRequest:
+    """A request as the tiers see it. `runs` name the prompt's full engine blocks."""
+
+    request_id: str
+    rank: int
+    """Which engine of the node."""
+    runs: list[Run]
+    prompt_tokens: int
+    wake: Callable[[], None] = lambda: None
+    """Called, at the clock's now, when a lookup that answered None has an answer."""
+
+
+@dataclass(slots=True)
+class LoadResult:
+    """The end of a load: `tokens` from `first_token` on are in the GPU's blocks; with `failed`, none of them is."""
+
+    first_token: int
+    tokens: int
+    failed: bool
+    bytes: int
+    started_ns: int
+    ended_ns: int
+    by_tier: dict[str, int] = field(default_factory=dict)
+    """Tokens by the tier they were found in when the request looked them up."""
+
+
+@dataclass(slots=True)
+class TierEvent:
+    """Blocks start .. start+count-1 of `origin` (engine blocks) entered or left a tier of a node."""
+
+    t_ns: int
+    medium: str
+    """As LMCache names it in its KV events ("CPU")."""
+    stored: bool
+    origin: int
+    start: int
+    count: int
+
+
+@dataclass(slots=True)
+class TierStats:
+    """Account of one tier. Bytes are modelled bytes (tokens times KV bytes per token)."""
+
+    name: str
+    capacity_bytes: int | None
+    resident_bytes: int = 0
+    peak_bytes: int = 0
+    read_bytes: int = 0
+    """Left the tier towards the GPU (node DRAM) or towards a node (shared tiers)."""
+    written_bytes: int = 0
+    """Entered from above: computed and saved."""
+    promoted_bytes: int = 0
+    """Entered node DRAM from a lower tier."""
+    evicted_bytes: int = 0
+    evicted_unread_bytes: int = 0
+    """Of those evicted or expired: never read since they were written."""
+    expired_bytes: int = 0
+    """Dropped by the retention window."""
+    skipped_bytes: int = 0
+    """Not stored because the tier was full."""
+    lookups: int = 0
+    asked_tokens: int = 0
+    hit_tokens: int = 0
+    """Served from this tier: the part of a lookup's prefix that it held first."""
+
+
+class ExternalCache(Protocol):
+    """The tiers of one node, shared by its ranks."""
+
+    chunk_tokens: int
+
+    def lookup(self, request: CacheRequest, local_hit_tokens: int) -> int | None:
+        """Tokens beyond the local hit that a load would bring; 0: nothing; None: not known yet, `wake` will be called."""
+
+    def start_load(
+        self,
+        request: CacheRequest,
+        local_hit_tokens: int,
+        external_tokens: int,
+        done: Callable[[LoadResult], None],
+    ) -> None:
+        """The request has its blocks. `done` follows when the tokens are there; with 0 tokens it is not called."""
+
+    def save(self, request: CacheRequest, computed_tokens: int) -> None:
+        """KV of the first `computed_tokens` tokens is in the GPU now: store what is a whole new chunk of the prompt."""
+
+    def preempted(self, request: CacheRequest) -> None:
+        """Blocks are gone; a running load ends without `done`, and the next lookup is a new one."""
+
+    def finish(self, request: CacheRequest, freed: Callable[[], None]) -> bool:
+        """The request is over. True: saves still read its blocks, free them when `freed` is called; False: free them now."""
+
+    def take_events(self) -> list[TierEvent]:
+        """What entered and left node tiers since the last call, oldest first; empty where events are off."""
+
+    def stats(self) -> list[TierStats]:
+        """The node's tiers, then shared ones (each reports the same shared account)."""
+
+    def identity(self) -> dict[str, Any]:
+        """What ran: package, version, unmodified, config in the package's own names."""
+
+    def close(self) -> None:
+        """Give back memory and descriptors; safe to call twice."""

@@ -1,0 +1,1 @@
+"""Repeats of published measurements: the same load, the same router configuration, our numbers beside theirs."""
