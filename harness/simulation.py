@@ -27,8 +27,8 @@ from harness.results.timeline import TimelineRecorder
 from harness.router.base import Endpoint, RouteRequest, Router
 from harness.trace.model import Session
 
-_NODE, _CLIENT, _LOAD = 0, 1, 2
-"""Order of events at one time: what engines did, then clients giving up, then new calls."""
+_NODE, _CLIENT, _LOAD, _BEGIN = 0, 1, 2, 3
+"""Order of events at one time: what engines did, clients giving up, new calls, idle engines that begin with them."""
 
 
 @dataclass(slots=True)
@@ -338,9 +338,9 @@ class Simulation:
 
     # ------------------------------------------------------------------ engines
 
-    def _advance(self, group: _Group, now: int) -> None:
+    def _advance(self, group: _Group, now: int, begin: bool = False) -> None:
         """Bring a group up to now and pass on what its clients saw."""
-        for outcome in group.node.advance(now):
+        for outcome in group.node.advance(now, begin):
             opened = self._open.get(outcome.request.request_id)
             if opened is None or opened.request is not outcome.request:
                 continue
@@ -362,13 +362,15 @@ class Simulation:
         group.wake_ns = wake
         group.wake_serial += 1
         if wake is not None:
-            self.clock.call_at(max(wake, self.clock.now_ns), self._on_node, group, group.wake_serial, rank=_NODE)
+            now = self.clock.now_ns
+            rank = _BEGIN if wake <= now else _NODE
+            self.clock.call_at(max(wake, now), self._on_node, group, group.wake_serial, rank=rank)
 
     def _on_node(self, group: _Group, serial: int) -> None:
         if serial != group.wake_serial:
             return
         group.wake_ns = None
-        self._advance(group, self.clock.now_ns)
+        self._advance(group, self.clock.now_ns, begin=True)
         self._arm(group)
 
     # ------------------------------------------------------------------ records

@@ -143,19 +143,24 @@ class Node:
     # ------------------------------------------------------------------ from outside
 
     def submit(self, rank: int, request: EngineRequest) -> None:
-        """A request arrives now (at `now_ns`); an idle node takes it at once, a busy one at its next boundary."""
+        """A request arrives now (at `now_ns`); an idle node begins with all that arrive at this instant (as vLLM drains its
+        input queue when it wakes), a busy one takes them in at its next boundary."""
         self._adds.append((rank, request))
-        if self._current is None:
-            self._start()
 
     def abort(self, rank: int, request: EngineRequest) -> None:
         """A client disconnects now; the engine learns of it at the next boundary."""
         self._aborts.append((rank, request))
         if self._current is None:
-            self._take_inbox()
+            self._take_aborts()
 
-    def advance(self, t_ns: int) -> list[Outcome]:
-        """Process every boundary up to and including `t_ns`; returns what clients saw, in order."""
+    def advance(self, t_ns: int, begin: bool = True) -> list[Outcome]:
+        """Process every boundary up to and including `t_ns`; returns what clients saw, in order.
+
+        `begin=False` only looks: an idle node does not yet begin with requests of this very instant, as more of them may
+        follow.
+        """
+        if self._current is None and self._adds and (begin or t_ns > self.now_ns):
+            self._start()
         while self._current is not None and self._end_ns <= t_ns:
             if not self._leap(t_ns):
                 self._boundary()
@@ -169,7 +174,7 @@ class Node:
     def wake_ns(self) -> int | None:
         """The next time at which something may happen that a leap does not cover; None when idle."""
         if self._current is None:
-            return None
+            return self.now_ns if self._adds else None
         plan = self._leap_plan()
         if plan is None:
             return self._end_ns
@@ -178,8 +183,8 @@ class Node:
 
     @property
     def busy(self) -> bool:
-        """Whether a step is being executed."""
-        return self._current is not None
+        """Whether a step is being executed or about to begin."""
+        return self._current is not None or bool(self._adds)
 
     def gauges(self, rank: int, t_ns: int) -> Gauges:
         """What a scrape of this rank at `t_ns` (not before now - history_ns) would have read."""
@@ -219,8 +224,8 @@ class Node:
         self._schedule_and_start(now)
 
     def _start(self) -> None:
-        """An idle node with news begins at once."""
-        self._take_inbox()
+        """An idle node begins with what has arrived."""
+        self._take_adds()
         self._schedule_and_start(self.now_ns)
 
     def _schedule_and_start(self, now: int) -> None:
@@ -301,10 +306,6 @@ class Node:
         horizon = entry.t_ns - self.history_ns
         while len(stats) > 1 and stats[1].t_ns <= horizon:
             stats.popleft()
-
-    def _take_inbox(self) -> None:
-        self._take_aborts()
-        self._take_adds()
 
     def _take_aborts(self) -> None:
         if self._aborts:

@@ -187,6 +187,5 @@ class HeldL2Adapter(L2AdapterInterface):
             self.finished["store"][task.number] = L2StoreResult(held is not None, stored * task.object_bytes)
             return
         bits = Bitmap(len(task.keys))
-        for index in held or ():
-            bits.set(index)
+        bits.batched_set(list(held or ()))
         self.finished[task.kind][task.number] = bits

@@ -43,6 +43,7 @@ def test_a_request_for_an_idle_rank_joins_the_next_step(is_async: bool) -> None:
 def test_a_request_for_a_busy_rank_waits_for_the_batches_under_way(is_async: bool, expected: int) -> None:
     engine = node(is_async)
     engine.submit(0, request(0, 10, 50))
+    engine.advance(0)
     engine.submit(0, request(1, 10, 5))
     assert first_tokens(engine.advance(20)) == {"r0": 1, "r1": expected}
 
@@ -53,6 +54,7 @@ def test_after_aborts_the_engine_is_as_async_as_before(is_async: bool) -> None:
     engine = node(is_async)
     early = request(0, 10, 50)
     engine.submit(0, early)
+    engine.advance(0)
     engine.abort(0, early)
     engine.advance(1)
     engine.submit(0, request(1, 10, 50))
@@ -108,6 +110,7 @@ def test_an_abort_before_the_first_look_keeps_a_request_out() -> None:
 def test_gauges_are_those_of_the_last_finished_step() -> None:
     engine = node(False)
     engine.submit(0, request(0, 40, 10))
+    engine.advance(0)
     engine.submit(0, request(1, 40, 10))
     assert engine.gauges(0, 0).running == 0, "the first step is still under way"
     engine.advance(3)
@@ -125,3 +128,25 @@ def test_busy_time_is_reported_without_gaps_or_overlaps() -> None:
     assert seen[0][1] == 0
     assert all(before[2] == after[1] for before, after in itertools.pairwise(seen))
     assert seen[-1][2] - seen[0][1] == engine.totals[0].busy_ns
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_an_idle_engine_begins_with_all_that_arrive_at_one_instant(is_async: bool) -> None:
+    """vLLM drains its input queue when it wakes: a burst is one batch, not one request and then the rest."""
+    engine = node(is_async)
+    first, second = request(0, 10, 5), request(1, 10, 5)
+    engine.submit(0, first)
+    assert engine.wake_ns() == 0 and engine.busy
+    assert engine.advance(0, begin=False) == []
+    engine.submit(0, second)
+    engine.advance(0)
+    assert first.admitted_ns == second.admitted_ns == 0
+    assert first_tokens(engine.advance(20)) == {"r0": 1, "r1": 1}
+
+
+def test_a_request_that_is_aborted_before_its_idle_engine_begins_leaves_no_trace() -> None:
+    engine = node(True)
+    lost = request(0, 10, 5)
+    engine.submit(0, lost)
+    engine.abort(0, lost)
+    assert engine.advance(20) == [] and not engine.busy and engine.steps == 0

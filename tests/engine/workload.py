@@ -310,6 +310,7 @@ def run_node(workload: Workload, rank: RankScheduler, log: list[Record]) -> list
     while node.busy or done < len(events):
         if not node.busy:
             deliver()
+            node.advance(node.now_ns)
             continue
         while done < len(events) and events[done][0] <= node.steps:
             deliver()

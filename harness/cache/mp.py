@@ -1,0 +1,449 @@
+"""One node's LMCache (multi-process mode) on the virtual clock, and the cluster's shared tiers behind it.
+
+LMCache decides; this module lets time pass. A task that LMCache hands to an L2 adapter, and a copy between GPU and node
+DRAM, is put on the fabric, and LMCache hears of its end when the last byte has arrived. After everything that happens,
+the stack is pumped until it has nothing more to do. Behaviour towards the engine is that of LMCacheMPConnector 0.5.6.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.cache.adapter import HeldL2Adapter, Task
+from harness.cache.base import CacheRequest, LoadResult, TierEvent, TierStats
+from harness.cache.chunks import ChunkKeys
+from harness.cache.config import CacheConfig
+from harness.cache.events import EventLog
+from harness.cache.l1 import L1Account
+from harness.cache.stack import Evictor, L1Watch, Stack
+from harness.cache.ticks import Ticks
+from harness.cache.tier import SharedTier
+from harness.cache.transfers import NodePaths, TierPaths, TransferGroup, Wires, _cost
+from harness.clock import VirtualClock, to_ns
+
+
+@dataclass(slots=True, eq=False)
+class _Tracked:
+    """A request as LMCacheMPConnector tracks it."""
+
+    request: CacheRequest
+    keys: list[Any]
+    asked_ns: int
+    ticket: int | None = None
+    asked: bool = False
+    answered: bool = False
+    hit_chunks: int = 0
+    locked: tuple[int, int] = (0, 0)
+    """Chunks [first, end) whose read locks this request holds."""
+    from_tier: list[str] = field(default_factory=list)
+    """The tier of each hit chunk."""
+    stored_chunks: int = 0
+    load: TransferGroup | None = None
+    saves: int = 0
+    freed: Callable[[], None] | None = None
+    over: bool = False
+    waking: bool = False
+
+
+class MpNode:
+    """The tiers of one node; implements ExternalCache."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        config: CacheConfig,
+        stack: Stack,
+        watch: L1Watch,
+        evictor: Evictor,
+        keys: ChunkKeys[Any],
+        tiers: list[SharedTier],
+        wires: Wires,
+        paths: NodePaths | None,
+        node: int,
+        block_tokens: int,
+        kv_bytes_per_token: int,
+        identity: dict[str, Any],
+        seed: int = 1,
+    ) -> None:
+        self.clock = clock
+        self.config = config
+        self.stack = stack
+        self.node = node
+        self.chunk_tokens = config.chunk_size
+        self.chunk_bytes = config.chunk_size * kv_bytes_per_token
+        self._token_bytes = kv_bytes_per_token
+        self._keys = keys
+        self._tiers = tiers
+        self._wires = wires
+        self._paths = paths
+        self._tier_paths = (
+            [TierPaths(tier, paths, self.chunk_bytes) for tier in config.l2_adapters] if paths is not None else []
+        )
+        self._gpu_load, self._gpu_load_descriptors = _cost(config.gpu_load)
+        self._gpu_store, self._gpu_store_descriptors = _cost(config.gpu_store)
+        self._identity = identity
+        self._random = random.Random(f"{seed}/{node}")
+        self._tracked: dict[CacheRequest, _Tracked] = {}
+        self._waiting: dict[_Tracked, None] = {}
+        """Lookups without a result yet."""
+        self._abandoned: dict[int, list[Any]] = {}
+        """Tickets whose requests went away, with their keys."""
+        self._source: dict[Any, str] = {}
+        """Which tier brought a key to L1, while lookups are under way."""
+        self._running = False
+        self._again = False
+        self.account = L1Account(stack.l1, watch, clock, config, self.chunk_bytes)
+        self.events = EventLog(watch, clock, config.chunk_size // block_tokens) if config.kv_events else None
+        tick_ns = to_ns(config.tick_s)
+        self._ticks = Ticks(tick_ns, tick_ns, lambda t_ns: self.account.evicting(evictor, t_ns))
+
+    # ------------------------------------------------------------------ the engine's side
+
+    def lookup(self, request: CacheRequest, local_hit_tokens: int) -> int | None:
+        """See ExternalCache. The first call starts LMCache's lookup, which brings the prefix to node DRAM."""
+        tracked = self._tracked.get(request)
+        if tracked is None:
+            tracked = self._track(request)
+        if not tracked.asked:
+            tracked.asked = True
+            if self.config.rpc_us:
+                self.clock.call_later(round(self.config.rpc_us * 1000), self._submit, tracked)
+            else:
+                self._submit(tracked)
+        if not tracked.answered and not self._may_wait(tracked):
+            self._take_what_l1_has(tracked)
+        if not tracked.answered:
+            tracked.waking = True
+            return None
+        hit = tracked.hit_chunks * self.chunk_tokens
+        more = max(0, hit - local_hit_tokens)
+        if more and hit == request.prompt_tokens:
+            more -= 1  # the last token of a full hit is computed, so that there is something to sample from
+        return more
+
+    def start_load(
+        self,
+        request: CacheRequest,
+        local_hit_tokens: int,
+        external_tokens: int,
+        done: Callable[[LoadResult], None],
+    ) -> None:
+        """See ExternalCache. Locks of chunks that the GPU already holds go back at once."""
+        tracked = self._tracked[request]
+        hit = tracked.hit_chunks
+        first = min(hit, local_hit_tokens // self.chunk_tokens) if external_tokens else hit
+        self._release(tracked, first)
+        if not external_tokens:
+            self._run()
+            return
+        tokens = hit * self.chunk_tokens - local_hit_tokens
+        nbytes = tokens * self._token_bytes
+        descriptors = (hit - first) * self._gpu_load_descriptors
+        started = self.clock.now_ns
+
+        def arrived() -> None:
+            tracked.load = None
+            by_tier: dict[str, int] = {}
+            for chunk in range(first, hit):
+                new = (chunk + 1) * self.chunk_tokens - max(local_hit_tokens, chunk * self.chunk_tokens)
+                by_tier[tracked.from_tier[chunk]] = by_tier.get(tracked.from_tier[chunk], 0) + new
+            failed = self._random.random() < self.config.load_failure_share
+            self.account.loaded(tracked.keys[first:hit], nbytes)
+            self._release(tracked, hit)
+            self._run()
+            done(
+                LoadResult(
+                    local_hit_tokens, external_tokens, failed, nbytes, started, self.clock.now_ns, by_tier
+                )
+            )
+
+        parts = self._paths.to_gpus(request.rank, nbytes, descriptors) if self._paths is not None else []
+        group = self._wires.send(parts, self._gpu_load, arrived)
+        if group.open:
+            tracked.load = group
+
+    def save(self, request: CacheRequest, computed_tokens: int) -> None:
+        """See ExternalCache. Whole new chunks of the prompt get a buffer in node DRAM, all of them or none."""
+        tracked = self._tracked.get(request)
+        if tracked is None:
+            tracked = self._track(request)
+        ready = min(computed_tokens, request.prompt_tokens) // self.chunk_tokens
+        first = tracked.stored_chunks
+        if ready <= first:
+            return
+        tracked.stored_chunks = ready
+        self.advance()
+        reserved = self.stack.reserve(tracked.keys[first:ready])
+        self.account.skipped += reserved.no_room
+        if not reserved.keys:
+            return
+        keys = reserved.keys
+        nbytes = len(keys) * self.chunk_bytes
+        tracked.saves += 1
+
+        def arrived() -> None:
+            tracked.saves -= 1
+            self.stack.written(keys)
+            self.account.filled()
+            self._run()
+            if not tracked.saves and tracked.freed is not None:
+                freed, tracked.freed = tracked.freed, None
+                freed()
+
+        descriptors = len(keys) * self._gpu_store_descriptors
+        parts = self._paths.from_gpus(request.rank, nbytes, descriptors) if self._paths is not None else []
+        self._wires.send(parts, self._gpu_store, arrived)
+
+    def preempted(self, request: CacheRequest) -> None:
+        """See ExternalCache. As the connector, which drops its tracker: the next lookup starts from nothing."""
+        tracked = self._tracked.pop(request, None)
+        if tracked is not None:
+            self._let_go(tracked)
+            self._run()
+
+    def finish(self, request: CacheRequest, freed: Callable[[], None]) -> bool:
+        """See ExternalCache. LMCache marks all chunks of the session as used."""
+        tracked = self._tracked.pop(request, None)
+        if tracked is None:
+            return False
+        self.advance()
+        self._let_go(tracked)
+        self.stack.touch(tracked.keys)
+        self._run()
+        if tracked.saves:
+            tracked.freed = freed
+            return True
+        return False
+
+    def take_events(self) -> list[TierEvent]:
+        """See ExternalCache."""
+        return [] if self.events is None else self.events.take()
+
+    def stats(self) -> list[TierStats]:
+        """See ExternalCache."""
+        self.advance()
+        for tier in self._tiers:
+            tier.sweep(self.clock.now_ns)
+        return [self.account.stats(), *(tier.stats(self.chunk_tokens) for tier in self._tiers)]
+
+    def identity(self) -> dict[str, Any]:
+        """See ExternalCache."""
+        return dict(self._identity)
+
+    def forget(self, origin: int) -> None:
+        """No prompt will name this origin again: its keys need not be kept ready."""
+        self._keys.forget(origin)
+
+    def close(self) -> None:
+        """See ExternalCache."""
+        self.stack.close()
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is tracked and no lookup under way."""
+        return not (self._tracked or self._waiting or self._abandoned)
+
+    # ------------------------------------------------------------------ lookups
+
+    def _track(self, request: CacheRequest) -> _Tracked:
+        tracked = _Tracked(request, self._keys.of(request.runs), self.clock.now_ns)
+        self._tracked[request] = tracked
+        return tracked
+
+    def _submit(self, tracked: _Tracked) -> None:
+        if tracked.over or tracked.answered:
+            return
+        self.account.lookups += 1
+        self.account.asked += len(tracked.keys)
+        if not tracked.keys:
+            tracked.answered = True
+            return
+        self.advance()
+        self._waiting[tracked] = None
+        tracked.ticket = self.stack.prefetch(tracked.keys)
+        self._run()
+
+    def _may_wait(self, tracked: _Tracked) -> bool:
+        wait = self.config.wait
+        if wait == "hold" or tracked.ticket is None:
+            return True
+        if wait == "best_effort":
+            return False
+        deadline = tracked.asked_ns + to_ns(self.config.wait_timeout_s)
+        if self.clock.now_ns >= deadline:
+            return False
+        if not tracked.waking:
+            self.clock.call_at(deadline, self._wake, tracked)
+        return True
+
+    def _wake(self, tracked: _Tracked) -> None:
+        if tracked.waking and not tracked.over:
+            tracked.waking = False
+            tracked.request.wake()
+
+    def _take_what_l1_has(self, tracked: _Tracked) -> None:
+        """Stop waiting: LMCache's L1-only lookup answers at once, the loads that are under way go on for others."""
+        assert tracked.ticket is not None
+        self._abandoned[tracked.ticket] = tracked.keys
+        self._waiting.pop(tracked, None)
+        tracked.ticket = self.stack.prefetch(tracked.keys, l1_only=True)
+        self._waiting[tracked] = None
+        self._run()
+
+    def _collect(self) -> None:
+        """Pass on results that LMCache has published."""
+        for tracked in list(self._waiting):
+            assert tracked.ticket is not None
+            found = self.stack.found(tracked.ticket)
+            if found is None:
+                continue
+            del self._waiting[tracked]
+            tracked.answered = True
+            tracked.hit_chunks = tracked.stored_chunks = found.chunks
+            tracked.locked = (0, found.chunks)
+            tracked.from_tier = [self.account.name] * found.chunks
+            for index in found.from_l2:
+                tracked.from_tier[index] = self._source.get(tracked.keys[index], self._tiers[0].name)
+            self._count_hits(tracked)
+            if tracked.waking:
+                tracked.waking = False
+                # the engine is told when all that happens now has happened
+                self.clock.call_at(self.clock.now_ns, self._tell, tracked)
+        for ticket, keys in list(self._abandoned.items()):
+            found = self.stack.found(ticket)
+            if found is None:
+                continue
+            del self._abandoned[ticket]
+            if found.chunks:
+                self._return_locks(keys[: found.chunks])
+        if not self._waiting and self._source:
+            self._source.clear()
+
+    def _tell(self, tracked: _Tracked) -> None:
+        if not tracked.over:
+            tracked.request.wake()
+
+    def _count_hits(self, tracked: _Tracked) -> None:
+        counts: dict[str, int] = {}
+        for name in tracked.from_tier:
+            counts[name] = counts.get(name, 0) + 1
+        self.account.hit += counts.get(self.account.name, 0)
+        below = len(tracked.keys) - counts.get(self.account.name, 0)
+        for tier in self._tiers:
+            hit = counts.get(tier.name, 0)
+            tier.counts.lookups += 1
+            tier.counts.asked += below
+            tier.counts.hit += hit
+            below -= hit
+
+    # ------------------------------------------------------------------ locks
+
+    def _release(self, tracked: _Tracked, end: int) -> None:
+        """Return the locks of the chunks before `end`."""
+        first, last = tracked.locked
+        if end > first and last > first:
+            self.stack.release(tracked.keys[first : min(end, last)])
+            tracked.locked = (min(end, last), last)
+
+    def _let_go(self, tracked: _Tracked) -> None:
+        """The request is over or starts anew: nothing of it is loaded, waited for or locked any more."""
+        tracked.over = True
+        if tracked.load is not None:
+            self._wires.cancel(tracked.load)
+            tracked.load = None
+            self._release(tracked, tracked.locked[1])
+        elif tracked.locked[1] > tracked.locked[0]:
+            first, last = tracked.locked
+            tracked.locked = (last, last)
+            self._return_locks(tracked.keys[first:last])
+        if tracked in self._waiting:
+            del self._waiting[tracked]
+            assert tracked.ticket is not None
+            self._abandoned[tracked.ticket] = tracked.keys
+
+    def _return_locks(self, keys: list[Any]) -> None:
+        """Locks that nobody will use: given back at once, or when LMCache's read locks expire."""
+        if self.config.abandoned_locks == "expire":
+            self.clock.call_later(to_ns(float(self.config.l1_read_ttl_seconds)), self._expire_locks, keys)
+        else:
+            self.stack.release(keys)
+
+    def _expire_locks(self, keys: list[Any]) -> None:
+        self.advance()
+        self.stack.release(keys)
+        self._run()
+
+    # ------------------------------------------------------------------ LMCache's side
+
+    def advance(self) -> None:
+        """Bring watermark checks and retention of node DRAM up to now."""
+        now = self.clock.now_ns
+        self._ticks.catch_up(now)
+        self.account.expire(now)
+
+    def _run(self) -> None:
+        """Let LMCache do what it can, put its new tasks on the wires, and so on until nothing is left to do now."""
+        if self._running:
+            self._again = True
+            return
+        self._running = True
+        try:
+            self._again = True
+            while self._again:
+                self._again = False
+                self.stack.pump()
+                for place, adapter in enumerate(self.stack.adapters):
+                    for task in adapter.take():
+                        self._again = True
+                        self._start(place, adapter, task)
+            self._collect()
+        finally:
+            self._running = False
+
+    def _start(self, place: int, adapter: HeldL2Adapter, task: Task) -> None:
+        tier = adapter.tier
+        now = self.clock.now_ns
+        if task.kind == "lookup":
+            latency = round(self.config.l2_adapters[place].lookup_latency_us * 1000)
+            if latency:
+                self.clock.call_later(latency, self._end_lookup, adapter, task)
+            else:
+                adapter.complete(task, tier.lock_found(task.keys, now))
+            return
+        if task.kind == "store":
+            keys = tier.accept(task.keys, now)
+            parts = self._tier_paths[place].store(keys, self.node) if self._tier_paths else []
+            cost = self._tier_paths[place].store_cost if self._tier_paths else self._gpu_store
+            self._wires.send(parts, cost, lambda: self._end_store(adapter, task, keys))
+            return
+        written_by = [tier.objects.get(key, self.node) for key in task.keys]
+        parts = self._tier_paths[place].load(task.keys, written_by) if self._tier_paths else []
+        cost = self._tier_paths[place].load_cost if self._tier_paths else self._gpu_load
+        self._wires.send(parts, cost, lambda: self._end_load(adapter, task))
+
+    def _end_lookup(self, adapter: HeldL2Adapter, task: Task) -> None:
+        adapter.complete(task, adapter.tier.lock_found(task.keys, self.clock.now_ns))
+        self._run()
+
+    def _end_store(self, adapter: HeldL2Adapter, task: Task, keys: list[Any]) -> None:
+        self.advance()
+        now = self.clock.now_ns
+        adapter.tier.sweep(now)
+        new = adapter.tier.arrive(keys, self.node, now)
+        adapter.stored(new, task.object_bytes)
+        adapter.complete(task, (), len(new))
+        self._run()
+
+    def _end_load(self, adapter: HeldL2Adapter, task: Task) -> None:
+        self.advance()
+        now = self.clock.now_ns
+        held = adapter.tier.read(task.keys, now)
+        brought = [task.keys[index] for index in held]
+        adapter.used(brought)
+        for key in brought:
+            self._source[key] = adapter.tier.name
+        adapter.complete(task, held)
+        self._run()
