@@ -26,6 +26,11 @@ class Trace(Strict):
 
     path: str = Field(description="trace file or folder; relative paths are relative to the experiment file")
     sessions: Count | None = Field(None, description="replay only the first N sessions of the trace")
+    max_call_tokens: Count | None = Field(
+        None,
+        description="leave out calls whose prompt plus output is longer (as the 256k edition of the public agentic corpus "
+        "does); null: send them all, and let the engine refuse what exceeds max_model_len",
+    )
     blocks: Literal["strict", "repair"] = Field(
         "strict", description="repair: make block counts fit the recorded input tokens (sources with broken block ids)"
     )

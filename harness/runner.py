@@ -97,6 +97,7 @@ def run_experiment(
             client_timeout_ns=_optional_ns(experiment.load.client_timeout_s),
             gap_cap_s=experiment.load.gap_cap_s,
             until_ns=_optional_ns(experiment.load.until_s),
+            max_call_tokens=experiment.trace.max_call_tokens,
             leaping=experiment.cluster.engine.leaping,
         ),
         ProfilePrice(profile),
@@ -224,7 +225,13 @@ def _info(
     stats: dict[str, Any],
 ) -> RunInfo:
     load = experiment.load
-    calls = [call for session in loaded.sessions for call in session.calls]
+    longest = experiment.trace.max_call_tokens
+    calls = [
+        call
+        for session in loaded.sessions
+        for call in session.calls
+        if longest is None or call.input_tokens + max(1, call.output_tokens) <= longest
+    ]
     rated = load.arrivals in ("poisson", "uniform")
     invalid, notes = _judge(experiment, profile, simulation, router, stats)
     return RunInfo(
@@ -307,6 +314,9 @@ def _judge(
         invalid.append(f"INV-8: the router still counts {left} calls in flight at the end")
     if simulation.counts.ended == simulation.counts.arrived:
         invalid.extend(simulation.leftovers())
+    if simulation.counts.left_out:
+        longest = experiment.trace.max_call_tokens
+        notes.append(f"{simulation.counts.left_out:,} calls of more than {longest:,} tokens were left out of the trace")
     if experiment.load.gap_cap_s is not None:
         notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
     if experiment.load.until_s is not None:

@@ -64,6 +64,7 @@ class SimulationConfig:
     client_timeout_ns: int | None = None
     gap_cap_s: float | None = None
     until_ns: int | None = None
+    max_call_tokens: int | None = None
     leaping: bool = True
 
 
@@ -73,6 +74,7 @@ class Counts:
 
     arrived: int = 0
     ended: int = 0
+    left_out: int = 0
     steps: int = 0
     engine_events: int = 0
     clock_events: int = 0
@@ -212,6 +214,12 @@ class Simulation:
         call = session.session.calls[index]
         # a call that recorded no output was cut off or failed at its source; an engine generates at least one token
         outputs = max(1, call.output_tokens)
+        longest = self.config.max_call_tokens
+        if longest is not None and call.input_tokens + outputs > longest:
+            self.counts.left_out += 1
+            session.call_started(index)
+            session.call_ended(index)
+            return
         record = CallRecord(
             call_id=f"{session.session.id}/{index}",
             session=session.session.id,
@@ -395,5 +403,5 @@ class Simulation:
         record.message = message
         self.counts.ended += 1
         if self._on_progress is not None:
-            self._on_progress(self.counts.ended, t_ns)
+            self._on_progress(self.counts.ended + self.counts.left_out, t_ns)
         opened.session.call_ended(opened.index)

@@ -230,3 +230,14 @@ def test_open_calls_without_a_future_end_the_run_with_a_message() -> None:
     with pytest.raises(NoProgressError, match="1 waiting"):
         simulation.run()
     assert isinstance(simulation.records[0], CallRecord)
+
+
+def test_calls_over_the_longest_length_are_left_out_and_the_session_goes_on() -> None:
+    calls = [
+        Call(0, 0.0, None, "main", 400, 10, -1, 0, 100),
+        Call(1, 0.0, None, "main", 40, 10, -1, 0, 10, (0,), None, 0.001),
+    ]
+    simulation = _run([Session("a", 4, calls)], max_call_tokens=100)
+    assert [r.call_id for r in simulation.records] == ["a/1"]
+    assert (simulation.counts.left_out, simulation.counts.arrived) == (1, 1)
+    assert simulation.records[0].arrival_ns == MS
