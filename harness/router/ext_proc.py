@@ -14,9 +14,13 @@ thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Coroutine
+import signal
+import threading
+from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, TypeVar
 
 import grpc
@@ -106,7 +110,8 @@ class ExtProcClient:
 
     def _guard(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
-            return self._loop.run_until_complete(asyncio.wait_for(coroutine, _CALL_TIMEOUT_S))
+            with _interrupts_wait():
+                return self._loop.run_until_complete(asyncio.wait_for(coroutine, _CALL_TIMEOUT_S))
         except TimeoutError as error:
             raise ComponentError("router", f"no answer within {_CALL_TIMEOUT_S:g} s") from error
         except grpc.aio.AioRpcError as error:
@@ -191,6 +196,32 @@ class ExtProcClient:
 def _is_last(body: Any) -> bool:
     """Whether this is the end of an echoed body."""
     return bool(body.response.body_mutation.streamed_response.end_of_stream)
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Holds Ctrl-C back until the loop has returned: inside gRPC's callbacks it would be swallowed with the answer.
+
+    A second one is let through, for the case that the router does not answer at all.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+    caught: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if caught and callable(before):
+            before(number, frame)
+        caught.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if caught and callable(before):
+            before(signal.SIGINT, None)
 
 
 async def _read(call: Any) -> Any:

@@ -82,6 +82,22 @@ class Deployment:
         while not self._launch(env, last=attempt == _PORT_ATTEMPTS):
             attempt += 1
 
+    def wait_objects(self) -> None:
+        """Until the router's controllers have taken over all InferenceObjectives and InferenceModelRewrites."""
+        wanted = {
+            b'"inferenceobjective': len(self._plan.objectives),
+            b'"inferencemodelrewrite': len(self._plan.rewrites),
+        }
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while any(wanted.values()):
+            done = samples(self.pages.read("/metrics"), b"controller_runtime_reconcile_total")
+            for controller in wanted:
+                ok = sum(v for k, v in done.items() if controller in k and b'result="success"' in k)
+                if ok >= wanted[controller]:
+                    wanted[controller] = 0
+            if time.monotonic() > deadline:
+                raise ComponentError("router", f"has not read all Kubernetes objects within {START_TIMEOUT_S:g} s")
+
     def close(self) -> None:
         """Ends the child and frees all addresses; safe to call twice."""
         self._last_numbers = self.numbers()

@@ -26,11 +26,11 @@ from harness.router.granularity import Granularity
 from harness.router.http_get import sample
 from harness.router.kv_events import KvEventPublisher
 from harness.router.launch import START_TIMEOUT_S, Deployment, Plan, check, sha256
+from harness.router.record_notes import SESSION_ID, belief_notes, client_additions
 from harness.router.tie_break import TieBreak
 
 _FIRST_CHUNK = b'data: {"object":"text_completion","choices":[{"index":0,"text":"x"}]}\n\n'
 _HIT_RATIO = b"inference_extension_prefix_indexer_hit_ratio_sum"
-_SESSION_ID = "x-session-id"
 
 
 @dataclass(slots=True)
@@ -208,7 +208,7 @@ class LlmdRouter:
         self._number += 1
         tokenizer = self._deployment.tokenizer
         prompt = prompts.build(request, self._number, self._adapted, self._block_tokens, self._granularity, tokenizer)
-        headers = {_SESSION_ID: request.session_id, **request.headers}
+        headers = {SESSION_ID: request.session_id, **request.headers}
         header = self._adapted.session_header
         token = self._cookies.get(request.session_id) if header else None
         if header and token:
@@ -270,9 +270,9 @@ class LlmdRouter:
             "discovery": self._discovery,
             "prompt_form": adapted.prompt_form.value,
             "router_block_tokens": self._block_tokens * self._granularity.factor,
-            "added": [*adapted.added, *self._client_additions()],
+            "added": [*adapted.added, *client_additions(adapted, self._release)],
             "not_simulated": list(adapted.not_simulated),
-            "notes": [*adapted.notes, *self._belief_notes()],
+            "notes": [*adapted.notes, *belief_notes(adapted, self._release, self._scores)],
         }
 
     def stats(self) -> dict[str, Any]:
@@ -311,6 +311,7 @@ class LlmdRouter:
             self._publisher.wait_subscribed(START_TIMEOUT_S)
             self._kv_barrier = KvEventBarrier(self._publisher, deployment.pages, tokens)
         deployment.metrics.wait_all(START_TIMEOUT_S)
+        deployment.wait_objects()
 
     def _page(self, index: int) -> bytes:
         gauges, rank = self._gauges[index], self._tie_break.ranks[index]
@@ -376,27 +377,3 @@ class LlmdRouter:
         header = self._adapted.session_header
         if header and header in headers:
             self._cookies[opened.session_id] = headers[header]
-
-    def _client_additions(self) -> list[str]:
-        added = [f"clients send {_SESSION_ID} with the session's id"]
-        header = self._adapted.session_header
-        if header:
-            added.append(f"clients echo {header} as a browser echoes a cookie")
-            if self._release == "v0.7.1":
-                added.append(
-                    f"{header} is made by the harness: this release sets it after the response headers have gone"
-                    " out, so that no client ever receives it"
-                )
-        return added
-
-    def _belief_notes(self) -> list[str]:
-        if self._adapted.prefix is None:
-            return []
-        if self._release == "v0.7.1":
-            if self._adapted.prefix == "precise":
-                return ["believed prefix share: from the KV events that the router has acknowledged, it reports none"]
-            return ["believed prefix share: from the router's hit ratio histogram"]
-        if self._scores.usable:
-            return ["believed prefix share: the router's total score less the other scorers' known parts"]
-        unknown = ", ".join(self._scores.unknown)
-        return [f"believed prefix share: unknown, as the scores of {unknown} are not modelled"]
