@@ -22,6 +22,7 @@ from harness.results import store
 from harness.results.summary import to_json
 from harness.results.table import print_table
 from harness.router.cli import app as router_app
+from harness.studies.cli import app as study_app
 from harness.trace.cli import app as trace_app
 
 app = typer.Typer(
@@ -33,6 +34,7 @@ app = typer.Typer(
 profile_app = typer.Typer(no_args_is_help=True, help="Step-time profiles of models on GPUs.")
 app.add_typer(router_app, name="router")
 app.add_typer(trace_app, name="trace")
+app.add_typer(study_app, name="study")
 app.add_typer(profile_app, name="profile")
 app.command("doctor")(doctor)
 

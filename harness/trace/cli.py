@@ -14,12 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from harness.errors import InputError
+from harness.trace import source as trace_source
 from harness.trace.check import MAX_VIOLATIONS, check_trace
-from harness.trace.export_weka import export_weka
+from harness.trace.exporters import EXPORTERS
 from harness.trace.generate import generate_sessions
+from harness.trace.importers import ImportOptions
 from harness.trace.model import Session
 from harness.trace.profile import load_profile, profile_names
-from harness.trace.read import Blocks, read_trace, trace_files
+from harness.trace.read import FORMATS, Blocks, read_trace, trace_files
+from harness.trace.sample import Moved, Strata, choose, kept, moved
 from harness.trace.stats import trace_stats
 from harness.trace.targets import compare, load_targets
 from harness.trace.write import write_trace
@@ -89,18 +92,86 @@ def shown(value: float | int | None) -> str:
 @app.command()
 def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="Trace file or folder of any readable format.")],
-    target: Annotated[Path, typer.Argument(metavar="OUT", help="Trace in the project's format (.jsonl or .jsonl.gz).")],
-    to: Annotated[Literal["own", "weka"], typer.Option(help="Format to write.")] = "own",
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Trace to write; gzip where the name ends in .gz.")],
+    kind: Annotated[str | None, typer.Option("--from", help=f"Format to read: {', '.join(FORMATS)}.")] = None,
+    to: Annotated[
+        Literal["own", "weka", "mooncake", "agentic_mooncake"], typer.Option(help="Format to write.")
+    ] = "own",
     repair_blocks: RepairOption = False,
+    block_tokens: Annotated[int | None, typer.Option(help="Tokens per block, where not the format's own size.")] = None,
+    turns: Annotated[
+        Literal["auto", "full", "delta"], typer.Option(help="Whether rows hold whole prompts or what they add.")
+    ] = "auto",
+    tokenizer: Annotated[str, typer.Option(help="For text: bytes, or the path of a tokenizer.json.")] = "bytes",
+    bytes_per_token: Annotated[int, typer.Option(help="Size of a token of the tokenizer bytes.")] = 4,
+    output_tokens: Annotated[int | None, typer.Option(help="For calls without an output length.")] = None,
+    reuse: Annotated[
+        float | None,
+        typer.Option(help="Share of the previous prompt that a call repeats, where there are no block ids."),
+    ] = None,
+    calls_per_session: Annotated[
+        float | None, typer.Option(help="Tables of requests: mean calls of a session; 1: unrelated requests.")
+    ] = None,
+    think: Annotated[float, typer.Option(help="Tables of requests: least seconds between calls of a session.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Tables of requests: seed of the sessions made.")] = 1,
+    max_unpack_ratio: Annotated[float, typer.Option(help="Most bytes that a byte of gzip may unpack to.")] = 250.0,
+    max_document_mib: Annotated[
+        int, typer.Option(help="Longest document (one session of weka, a file of otel).")
+    ] = 1024,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trace of any readable format in the project's own, or as weka documents, one a line."""
+    """Write a trace of any readable format in the project's own, or in that of another tool."""
     if any(file.resolve() == target.resolve() for file in trace_files(source)):
         raise InputError(str(target), "is the input itself", "give another name for the output")
+    trace_source.LIMITS.set(trace_source.Limits(ratio=max_unpack_ratio, document_bytes=max_document_mib << 20))
+    options = ImportOptions(
+        block_tokens=block_tokens,
+        turns=turns,
+        tokenizer=tokenizer,
+        bytes_per_token=bytes_per_token,
+        output_tokens=output_tokens,
+        reuse=reuse,
+        calls_per_session=calls_per_session,
+        think_s=think,
+        seed=seed,
+    )
     blocks: Blocks = "repair" if repair_blocks else "strict"
-    sessions = with_progress(read_trace(source, blocks), f"converting {source.name}")
-    calls = export_weka(target, sessions) if to == "weka" else write_trace(target, sessions)
+    sessions = with_progress(read_trace(source, blocks, kind, options), f"converting {source.name}")
+    calls = write_trace(target, sessions) if to == "own" else EXPORTERS[to](target, sessions)
     _say_written(target, calls, as_json)
+
+
+@app.command()
+def sample(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="Trace file or folder of any readable format.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="Trace in the project's format (.jsonl or .jsonl.gz).")],
+    sessions: Annotated[int, typer.Option(min=1, help="Number of sessions to keep.")],
+    seed: Annotated[int, typer.Option(help="Same seed, same sessions.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Cut a trace to some of its sessions, drawn by strata, and say how far each statistic moved."""
+    if any(file.resolve() == target.resolve() for file in trace_files(source)):
+        raise InputError(str(target), "is the input itself", "give another name for the output")
+    strata = Strata()
+    whole = trace_stats(with_progress(strata.watch(read_trace(source)), f"reading {source.name}"))
+    chosen = choose(strata.found, sessions, seed)
+    calls = write_trace(target, with_progress(kept(read_trace(source), chosen), "writing", sessions))
+    changes = moved(flat_stats(whole), flat_stats(trace_stats(read_trace(target))))
+    if as_json:
+        rows = [{"name": m.name, "whole": m.whole, "sample": m.sample, "change": m.change} for m in changes]
+        print(json.dumps({"file": str(target), "calls": calls, "statistics": rows}, indent=1))
+        return
+    table = Table(
+        "statistic", "whole", "sample", "change", title=f"{sessions} of {len(strata.found)} sessions, seed {seed}"
+    )
+    for m in changes:
+        table.add_row(m.name, shown(m.whole), shown(m.sample), _change(m))
+    Console().print(table)
+    _say_written(target, calls, as_json)
+
+
+def _change(change: Moved) -> str:
+    return "-" if change.change is None else f"{change.change:+.1%}"
 
 
 @app.command()

@@ -9,9 +9,10 @@ from typing import Literal
 from msgspec import UNSET
 
 from harness.errors import InputError
-from harness.trace import mooncake, rows, source, weka
+from harness.trace import importers, rows, source, weka
 from harness.trace.chains import MAIN, split_chains
 from harness.trace.dependencies import derive_dependencies
+from harness.trace.importers import ImportOptions
 from harness.trace.model import Call, Session, SharedPrefix
 from harness.trace.runs import repair_blocks
 
@@ -20,17 +21,28 @@ Blocks = Literal["strict", "keep", "repair"]
 fit.
 """
 TracePath = str | Path
-FORMAT_REMEDY = "docs/trace-format.md lists the formats that can be read"
+FORMAT_REMEDY = "docs/trace-import.md lists the formats that can be read; --from names one"
+ROW_FORMATS = ("own", "delta")
+FORMATS = (*ROW_FORMATS, "weka", *importers.BY_NAME)
+"""Names of the formats that can be read."""
 
 
-def read_trace(path: TracePath | Sequence[TracePath], blocks: Blocks = "strict") -> Iterator[Session]:
-    """Sessions of a trace, in the file's order; memory is one session.
+def read_trace(
+    path: TracePath | Sequence[TracePath],
+    blocks: Blocks = "strict",
+    kind: str | None = None,
+    options: ImportOptions | None = None,
+) -> Iterator[Session]:
+    """Sessions of a trace, in the file's order; memory is one session (docs/trace-import.md has the exceptions).
 
-    `path`: a file, a folder (every .json, .jsonl and their .gz in it, by name) or a list of files. An empty
-    file has no sessions. Whatever breaks the format ends in an InputError that names file, line and field.
+    `path`: a file, a folder (every .json, .jsonl, .csv and their .gz in it, by name) or a list of files. An
+    empty file has no sessions. `kind`: one of FORMATS; None finds it in the first bytes. `options`: what the
+    source does not say. Whatever breaks the format ends in an InputError that names file, line and field.
     """
+    if kind is not None and kind not in FORMATS:
+        raise InputError(f"--from {kind}", "is not a format that can be read", f"give one of {', '.join(FORMATS)}")
     for file in trace_files(path):
-        for session in _read_file(file, blocks):
+        for session in _read_file(file, blocks, kind, options or ImportOptions()):
             if blocks == "repair":
                 repair_blocks(session)
             yield session
@@ -43,30 +55,38 @@ def trace_files(path: TracePath | Sequence[TracePath]) -> list[Path]:
     path = Path(path)
     if not path.is_dir():
         return [path]
-    endings = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
+    endings = (".json", ".jsonl", ".csv", ".json.gz", ".jsonl.gz", ".csv.gz")
     files = sorted(file for file in path.iterdir() if file.name.endswith(endings) and file.is_file())
     if not files:
-        raise InputError(str(path), "no .json or .jsonl file in this folder", "give a folder of traces or a trace file")
+        what = "no .json or .jsonl file, nor a .csv, in this folder"
+        raise InputError(str(path), what, "give a folder of traces or a trace file")
     return files
 
 
 def detect_format(path: Path) -> str:
-    """`own`, `delta`, `mooncake`, `weka` or `empty`, by the first bytes; InputError for anything else."""
+    """One of FORMATS, or `empty`, by the first bytes; InputError for anything else."""
     head = source.peek(path).lstrip()
     if not head:
         return "empty"
     first = head.split(b"\n", 1)[0]
     value = rows.decode_object(first)
+    if not isinstance(value, dict) and first == head and head[:1] == b"{" and not weka.looks_like(head):
+        # The first row is longer than what was peeked at: a prompt as text, or many block ids.
+        _, first = next(source.read_lines(path, importers.TEXT_ROW_LIMIT_BYTES))
+        value = rows.decode_object(first)
     if isinstance(value, dict):
         if "v" in value and "session" in value:
             return "own"
         if "session" in value and "block" in value:
             return "delta"
-        if mooncake.is_mooncake(value):
-            return "mooncake"
+    name = importers.recognise(value if isinstance(value, dict) else None, head)
+    if name is not None:
+        return name
     if head[:1] == b"{" and weka.looks_like(head):
         return "weka"
     where = f"{path}: line 1"
+    if not isinstance(value, dict) and isinstance(rows.decode_object(head), dict):
+        value = rows.decode_object(head)
     if isinstance(value, dict):
         raise InputError(
             where, f"no known trace format begins with the fields {', '.join(list(value)[:6])}", FORMAT_REMEDY
@@ -74,15 +94,15 @@ def detect_format(path: Path) -> str:
     raise InputError(where, value.what, value.remedy)
 
 
-def _read_file(path: Path, blocks: Blocks) -> Iterator[Session]:
-    kind = detect_format(path)
-    if kind == "weka":
+def _read_file(path: Path, blocks: Blocks, kind: str | None, options: ImportOptions) -> Iterator[Session]:
+    found = detect_format(path) if kind is None or not source.peek(path).strip() else kind
+    if found == "weka":
         yield from weka.read_weka(path, check_blocks=blocks == "strict")
-    elif kind == "mooncake":
-        yield from mooncake.read_mooncake(path, check_blocks=blocks == "strict")
-    elif kind != "empty":
+    elif found in importers.BY_NAME:
+        yield from importers.BY_NAME[found].read(path, blocks == "strict", options)
+    elif found != "empty":
         yield from _read_rows(
-            path, kind == "own", check_blocks=blocks == "strict" or (blocks == "keep" and kind == "own")
+            path, found == "own", check_blocks=blocks == "strict" or (blocks == "keep" and found == "own")
         )
 
 

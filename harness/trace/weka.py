@@ -79,7 +79,7 @@ def read_weka(path: Path, check_blocks: bool) -> Iterator[Session]:
 
     `check_blocks`: refuse calls whose ids do not fit their input tokens.
     """
-    lines = source.read_lines(path, source.DOCUMENT_LIMIT_BYTES)
+    lines = source.read_lines(path, source.LIMITS.get().document_bytes)
     number, first = next(lines, (0, b""))
     if not first:
         return

@@ -13,7 +13,7 @@ from trace_builders import explicit_blocks, recorded_sessions
 
 from harness.errors import InputError
 from harness.trace.dependencies import replayed_starts_s
-from harness.trace.export_weka import export_weka, weka_document
+from harness.trace.exporters.weka import export_weka, weka_document
 from harness.trace.generate import generate_sessions
 from harness.trace.model import Session
 from harness.trace.profile import load_profile

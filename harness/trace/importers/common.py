@@ -94,7 +94,13 @@ def hashed_call(prefixes: PrefixIndex, index: int, ids: Ids, t_s: float, input_t
 
 
 def reusing_call(
-    previous: Call | None, index: int, reuse: float, block_tokens: int, t_s: float, input_tokens: int, output_tokens: int
+    previous: Call | None,
+    index: int,
+    reuse: float,
+    block_tokens: int,
+    t_s: float,
+    input_tokens: int,
+    output_tokens: int,
 ) -> Call:
     """The next call of a session whose source has no block ids: it repeats the first `reuse` of the previous prompt."""
     blocks = input_tokens // block_tokens

@@ -81,7 +81,7 @@ def is_mooncake(first_row: dict[str, Any]) -> bool:
 
 def is_multi_turn(first_row: dict[str, Any]) -> bool:
     """Whether a file's first row is one of the multi-turn form."""
-    return "session_id" in first_row and bool(LENGTH_NAMES & first_row.keys()) and "request_id" not in first_row
+    return bool(LENGTH_NAMES & first_row.keys()) and not {"request_id", "chat_id"} & first_row.keys()
 
 
 def read_mooncake(path: Path, check_blocks: bool, options: ImportOptions) -> Iterator[Session]:
@@ -166,4 +166,3 @@ def _times(turn: _Turn, previous: Call | None, start_s: float | None) -> tuple[f
         t_s = max(turn.timestamp_s - start_s, previous.t_s)
         return t_s - previous.t_s, t_s
     return 0.0, previous.t_s
-
