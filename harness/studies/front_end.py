@@ -18,6 +18,6 @@ _JSON_MS_PER_TOKEN = 0.82 / 101_615
 
 
 def pre_engine_ms(prompt_tokens: int, router_tokenises: bool) -> float:
-    """Milliseconds before the engine's queue: tokenising once in the engine, once more in a router that does, JSON each."""
+    """Milliseconds before the engine's queue: tokenising in the engine, once more in a router that does; JSON each."""
     once = float(np.interp(prompt_tokens, _TOKENS, _TOKENISE_MS)) + prompt_tokens * _JSON_MS_PER_TOKEN
     return round(once * (2 if router_tokenises else 1), 3)

@@ -39,8 +39,8 @@ class SharedPrefix(Strict):
     output_len: Count
     observed_input_len: Positive | None = Field(
         None,
-        description="mean prompt tokens that the server counted, where published: prompts travel as text made of random "
-        "token ids, and such text does not tokenise back into the same number of tokens",
+        description="mean prompt tokens that the server counted, where published: prompts travel as text made of "
+        "random token ids, and such text does not tokenise back into the same number of tokens",
     )
 
 
@@ -60,7 +60,7 @@ class Load(Strict):
     """Stages in order; the first `warmup_stages` are driven and not reported."""
 
     type: Literal["poisson", "constant"]
-    interval_s: Annotated[float, Field(ge=0)] = Field(description="pause between a stage's end and the next one's start")
+    interval_s: Annotated[float, Field(ge=0)] = Field(description="pause between a stage's end and the next's start")
     warmup_stages: Annotated[int, Field(ge=0)] = 0
     request_timeout_s: Positive | None = None
     stages: list[tuple[Positive, Positive]] = Field(description="[rate per second, seconds]")
@@ -113,14 +113,14 @@ class Ladder(Strict):
             raise ValueError("columns must begin with rate")
         for name, arm in self.arms.items():
             if any(len(row) != len(self.columns) or row[0] is None for row in arm.published):
-                raise ValueError(f"arm {name}: every published row needs {len(self.columns)} values, the rate among them")
+                raise ValueError(f"arm {name}: a published row needs {len(self.columns)} values, the rate among them")
         return self
 
     def published(self, arm: str) -> dict[float, dict[str, float]]:
         """Published figures of an arm: rate -> metric -> value."""
         rows: dict[float, dict[str, float]] = {}
         for row in self.arms[arm].published:
-            values = {c: v for c, v in zip(self.columns, row, strict=True) if v is not None}
+            values: dict[str, float] = {str(c): v for c, v in zip(self.columns, row, strict=True) if v is not None}
             rows[values.pop("rate")] = values
         return rows
 
@@ -137,7 +137,9 @@ def load_ladder(name_or_path: str) -> Ladder:
         path = Path(name_or_path)
     if not path.is_file():
         raise InputError(
-            f"study {name_or_path}", "unknown", f"choose one of: {', '.join(ladder_names())}; or the path of a ladder file"
+            f"study {name_or_path}",
+            "unknown",
+            f"choose one of: {', '.join(ladder_names())}; or the path of a ladder file",
         )
     try:
         return Ladder.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))

@@ -104,7 +104,7 @@ def _run_arm(
 ) -> None:
     experiment = experiment_of(ladder, name, seed, options)
     inputs = {
-        "experiment": experiment.model_dump(mode="json"),
+        "experiment": _portable(experiment),
         "workload": ladder.workload.model_dump(mode="json"),
         "load": ladder.load.model_dump(mode="json"),
         "scale": options.scale,
@@ -143,7 +143,7 @@ def _measure(
         "stages": [stage.as_dict() for stage in measured],
         "invalid": list(run.info.invalid),
         "router": {key: identity.get(key) for key in ("kind", "release", "sha256", "unmodified", "config", "added")},
-        "wall_s": round(run.info.wall_s, 1),
+        "wall_s": round(run.info.wall_s or 0.0, 1),
         "digest": run.summary["digest"],
         "versions": run.info.versions,
     }
@@ -153,6 +153,14 @@ def _records(run: Run) -> Sequence[Any]:
     from harness.results.records import to_records
 
     return to_records(run.calls)
+
+
+def _portable(experiment: Experiment) -> dict[str, Any]:
+    """The experiment as data, with the router config's text in place of its path."""
+    document = experiment.model_dump(mode="json")
+    if experiment.router.kind == "llm-d":
+        document["router"]["config"] = Path(experiment.router.config).read_text(encoding="utf-8")
+    return document
 
 
 def _finished(path: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:

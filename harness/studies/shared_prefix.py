@@ -1,6 +1,6 @@
 """The load that inference-perf makes: `shared_prefix` prompts, staged arrivals, each stage drained before the next.
 
-The rules are inference-perf's (`loadgen/load_timer.py`, `loadgen/load_generator.py`, `datagen/shared_prefix_datagen.py`):
+The rules are inference-perf's (its load timer, load generator and shared-prefix data generator):
 
 - prompts are shuffled once and sent in that order, from its beginning in every stage;
 - a stage sends int(rate * duration) requests, the first no earlier than one second after the stage began;

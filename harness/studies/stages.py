@@ -1,8 +1,8 @@
 """Figures per stage as inference-perf defines them, from call records.
 
-Output tokens/s: output tokens of the stage over the time from its first request to its last answer's end. TTFT: mean and
-linearly interpolated 90th percentile over requests. ITL: mean over all gaps between tokens of the stage. ITL here is the
-engine's; a client that receives several tokens in one chunk counts zero gaps, with the same mean.
+Output tokens/s: output tokens of the stage over the time from its first request to its last answer's end. TTFT: mean
+and linearly interpolated 90th percentile over requests. ITL: mean over all gaps between tokens of the stage. ITL here
+is the engine's; a client that receives several tokens in one chunk counts zero gaps, with the same mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from harness.results.records import COMPLETED, CallRecord
 from harness.studies.ladder import METRICS, Stage
 
 SATURATED_P90_S = 5.0
-"""An arm counts as saturated where the p90 of TTFT exceeds this: well above any unsaturated stage, well below a queue's."""
+"""An arm counts as saturated where the p90 of TTFT exceeds this: above any unsaturated stage, below any queue's."""
 
 
 @dataclass(slots=True)

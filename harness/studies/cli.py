@@ -1,0 +1,121 @@
+"""`harness study`: repeats of published measurements."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from harness.errors import InputError
+from harness.runner import command_line
+from harness.studies.ladder import RELEASES, ladder_names, load_ladder
+from harness.studies.llmd import Options, run_ladder
+from harness.studies.page import render_page
+from harness.studies.sidebyside import arm_table, markdown
+
+app = typer.Typer(no_args_is_help=True, help="Repeat published measurements and compare.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
+
+
+@app.command("list")
+def study_list(as_json: AsJson = False) -> None:
+    """Studies that ship."""
+    ladders = [load_ladder(name) for name in ladder_names()]
+    if as_json:
+        rows = [
+            {"study": "llmd", "name": one.name, "title": one.title, "arms": list(one.arms), "source": one.source}
+            for one in ladders
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None, header_style="bold")
+    for column in ("command", "what", "arms"):
+        table.add_column(column, no_wrap=column == "command")
+    for one in ladders:
+        table.add_row(f"harness study llmd {one.name}", one.title, ", ".join(one.arms))
+    Console(width=max(120, Console().width)).print(table)
+
+
+@app.command("llmd")
+def study_llmd(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME_OR_FILE", help="A name of `harness study list`, or a ladder file.")
+    ],
+    scale: Annotated[str, typer.Option(help="small: four short stages, one seed; full: as published.")] = "small",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to write; runs finished there are not repeated.")
+    ] = None,
+    arm: Annotated[list[str] | None, typer.Option("--arm", help="Only this arm; repeatable.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Seeds per arm; default: 1 if small, else the ladder's.")
+    ] = None,
+    release: Annotated[str, typer.Option(help="llm-d router release.")] = RELEASES[0],
+    lengths: Annotated[
+        str, typer.Option(help="Prompt lengths: observed (as the server counted, where published) or configured.")
+    ] = "observed",
+    front_end: Annotated[
+        bool,
+        typer.Option("--front-end", help="Add what is measured of the time before the engine (docs/studies/llmd.md)."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Repeat one of llm-d's published ladders: published, ours and ratio per stage, with a page."""
+    _check("--scale", scale, ("small", "full"))
+    _check("--release", release, RELEASES)
+    _check("--lengths", lengths, ("observed", "configured"))
+    ladder = load_ladder(name)
+    options = Options(
+        scale=scale,
+        release=release,
+        arms=tuple(arm or ()),
+        seeds=seeds,
+        observed_lengths=lengths == "observed",
+        front_end=front_end,
+        show_progress=not as_json,
+    )
+    folder = out or Path("runs") / f"study-{ladder.name}-{scale}"
+    command = command_line("harness", *sys.argv[1:])
+    results = run_ladder(ladder, folder, options, command=command, tell=lambda line: print(line, file=sys.stderr))
+    tables = [arm_table(ladder, result, scale) for result in results]
+    text = markdown(ladder, tables, results)
+    document = {
+        "study": "llmd",
+        "ladder": ladder.name,
+        "scale": scale,
+        "command": command,
+        "release": release,
+        "lengths": lengths,
+        "front_end": front_end,
+        "arms": [
+            {
+                **table.as_dict(),
+                "seeds": result.seeds,
+                "digests": result.digests,
+                "invalid": result.invalid,
+                "router": result.router,
+                "wall_s": result.wall_s,
+            }
+            for table, result in zip(tables, results, strict=True)
+        ],
+    }
+    (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n")
+    (folder / TABLE).write_text(text)
+    (folder / PAGE).write_text(render_page(ladder, tables, results, command), encoding="utf-8")
+    if as_json:
+        print(json.dumps(document, indent=2))
+        return
+    Console(width=max(140, Console().width)).print(Markdown(text))
+    print(f"page: {folder / PAGE}")
+
+
+def _check(where: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError(where, f"unknown value {value}", f"choose one of: {', '.join(allowed)}")

@@ -1,0 +1,186 @@
+"""The study's page: plots of published against ours, the tables, what was run. One self-contained file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.results.figure import axis_of, log_seconds, rounded, run_color
+from harness.results.markup import Markup, render, tag
+from harness.results.report import _asset, _plotly_js, _script, json_block
+from harness.studies.ladder import METRICS, Ladder
+from harness.studies.llmd import ArmResult
+from harness.studies.sidebyside import TITLES, ArmTable, cell, error_text, rate_text
+
+_CAPTIONS = {
+    "output_tok_s": "Output tokens per second of the whole fleet, per stage.",
+    "ttft_mean_s": "Mean time to first token. Logarithmic.",
+    "ttft_p90_s": "90th percentile of time to first token. Logarithmic.",
+    "itl_mean_s": "Mean time between tokens, milliseconds.",
+}
+
+
+def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[ArmResult], command: str) -> str:
+    """The whole page as HTML."""
+    figures = {metric: _figure(metric, tables) for metric in METRICS}
+    plotly, plotly_hash = _script(_plotly_js())
+    script, script_hash = _script(_asset("report.js"))
+    policy = (
+        f"default-src 'none'; script-src {plotly_hash} {script_hash}; style-src 'unsafe-inline'; img-src data: blob:;"
+        " font-src data:; base-uri 'none'; form-action 'none'"
+    )
+    legend = [tag("span", _swatch(i), f" {table.name} ", class_="label") for i, table in enumerate(tables)]
+    plots = [
+        tag(
+            "figure",
+            tag("figcaption", tag("h3", TITLES[metric]), tag("p", _CAPTIONS[metric])),
+            tag("div", id=f"plot-{metric}", class_="plot", style=f"height: {figure['height']}px"),
+            class_="card",
+        )
+        for metric, figure in figures.items()
+    ]
+    body = [
+        tag(
+            "header",
+            tag(
+                "div",
+                tag("p", f"study {ladder.name}", class_="over"),
+                tag("button", "Theme", type="button", id="theme"),
+                class_="bar",
+            ),
+            tag("h1", ladder.title),
+            tag("ul", [tag("li", line) for line in _answers(tables, results)], class_="answer"),
+            tag("p", f"Published: {ladder.source}", class_="context"),
+        ),
+        tag(
+            "main",
+            tag(
+                "section",
+                tag("p", legend, "Solid with points: ours. Dotted: published.", class_="note"),
+                tag("div", plots, class_="grid"),
+            ),
+            [_table(table) for table in tables],
+            _errors(tables),
+            _conditions(ladder, results, command),
+        ),
+    ]
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            '<meta name="color-scheme" content="light dark">',
+            tag("title", ladder.title),
+            f"<style>{_asset('report.css')}</style>",
+            "</head>",
+            "<body>",
+            render(body),
+            json_block("figures", figures),
+            plotly,
+            script,
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def _swatch(index: int) -> Markup:
+    return tag("span", class_="swatch", style=f"border-top: 3px solid var(--run{index % 8})", aria_hidden="true")
+
+
+def _figure(metric: str, tables: Sequence[ArmTable]) -> dict[str, Any]:
+    factor = 1e3 if metric == "itl_mean_s" else 1.0
+    data: list[dict[str, Any]] = []
+    seen: list[float] = []
+    for i, table in enumerate(tables):
+        theirs = [(rate, values[metric]) for rate, values in sorted(table.published.items()) if metric in values]
+        ours = [(row["rate"], row[metric]) for row in table.rows]
+        seen += [value for _, value in (*theirs, *ours)]
+        lines = ((theirs, "published", "dot", "lines"), (ours, "ours", "solid", "lines+markers"))
+        for points, who, dash, mode in lines:
+            if points:
+                data.append(
+                    {
+                        "type": "scatter",
+                        "mode": mode,
+                        "name": f"{table.name}, {who}",
+                        "x": [rate for rate, _ in points],
+                        "y": rounded([value * factor for _, value in points]),
+                        "line": {"color": run_color(i), "width": 2, "dash": dash},
+                        "marker": {"size": 6, "color": run_color(i)},
+                        "hovertemplate": f"{table.name}, {who}: %{{y:.4g}} at %{{x:g}} req/s<extra></extra>",
+                    }
+                )
+    title = TITLES[metric]
+    if metric.startswith("ttft"):
+        y = log_seconds("s", min(seen, default=0.1), max(seen, default=1.0))
+    else:
+        y = axis_of("ms" if metric == "itl_mean_s" else title, rangemode="tozero")
+    return {"data": data, "layout": {"xaxis": axis_of("requests per second offered"), "yaxis": y}, "height": 320}
+
+
+def _answers(tables: Sequence[ArmTable], results: Sequence[ArmResult]) -> list[str]:
+    lines = []
+    for table in tables:
+        text = f"{table.name}: saturates at {rate_text(table.saturates_at)}"
+        if table.published:
+            text += f" (published: {rate_text(table.published_saturates_at)})"
+        if "output_tok_s" in table.errors:
+            text += f"; output {error_text(table, 'output_tok_s')}, TTFT p90 {error_text(table, 'ttft_p90_s')}"
+        lines.append(text)
+    lines += [f"{result.name} is not valid: {reason}" for result in results for reason in result.invalid]
+    return lines
+
+
+def _table(table: ArmTable) -> Markup:
+    head = [tag("th", "rate req/s", scope="col")] + [tag("th", TITLES[m], scope="col") for m in METRICS]
+    body = []
+    for row in table.rows:
+        theirs = table.published.get(row["rate"], {})
+        cells = [tag("td", cell(m, row[m], theirs.get(m))) for m in METRICS]
+        body.append(tag("tr", tag("th", f"{row['rate']:g}", scope="row"), cells))
+    what = "published / ours / ratio" if table.published else "ours"
+    return tag(
+        "section",
+        tag("h2", table.name),
+        tag("p", f"{what}; mean over seeds", class_="note"),
+        _grid(head, body),
+    )
+
+
+def _grid(head: list[Markup], body: list[Markup]) -> Markup:
+    table = tag("table", tag("thead", tag("tr", head)), tag("tbody", body), class_="comparison")
+    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Table")
+
+
+def _errors(tables: Sequence[ArmTable]) -> Markup:
+    head = [tag("th", "arm", scope="col")] + [tag("th", TITLES[m], scope="col") for m in METRICS]
+    body = [
+        tag("tr", tag("th", t.name, scope="row"), [tag("td", error_text(t, m)) for m in METRICS])
+        for t in tables
+        if t.errors
+    ]
+    if not body:
+        return Markup("")
+    note = "Mean absolute error over stages (bias), then without the two stages around the published saturation rate."
+    return tag(
+        "section",
+        tag("h2", "Errors"),
+        tag("p", note, class_="note"),
+        _grid(head, body),
+    )
+
+
+def _conditions(ladder: Ladder, results: Sequence[ArmResult], command: str) -> Markup:
+    lines = [tag("li", note) for note in ladder.notes]
+    lines += [tag("li", f"{name}: {arm.note}") for name, arm in ladder.arms.items() if arm.note]
+    for result in results:
+        router = result.router
+        who = f"{router.get('kind')} {router.get('release') or ''} {router.get('config') or ''}".strip()
+        more = f"sha256 {router['sha256']}, " if router.get("sha256") else ""
+        lines.append(tag("li", f"{result.name}: {who}, {more}seeds {result.seeds}, {result.wall_s:.0f} s of wall time"))
+    return tag("section", tag("h2", "What was run"), tag("p", tag("code", command)), tag("ul", lines))
