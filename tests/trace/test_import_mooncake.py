@@ -20,7 +20,9 @@ from harness.trace.model import Session
 from harness.trace.profile import load_profile
 from harness.trace.read import detect_format, read_trace
 
-FOLDER = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60)
+FOLDER = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60, deadline=None
+)
 HEADER = {
     "schema": "dynamo.agentic_mooncake",
     "version": 2,

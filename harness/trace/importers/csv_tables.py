@@ -65,7 +65,10 @@ def table_of(head: bytes) -> Table | None:
 
 def _columns(line: bytes) -> list[str]:
     text = line.decode("utf-8-sig", "replace").strip()
-    return [column.strip() for column in next(csv.reader([text]), [])]
+    try:
+        return [column.strip() for column in next(csv.reader([text]), [])]
+    except csv.Error:
+        return []
 
 
 def read_csv(path: Path, check_blocks: bool, options: ImportOptions) -> Iterator[Session]:
@@ -97,9 +100,13 @@ def read_csv(path: Path, check_blocks: bool, options: ImportOptions) -> Iterator
 def _unknown_model(path: Path, has_sessions: bool) -> InputError:
     if has_sessions:
         what = "the table has sessions, but does not say what their calls have in common"
-        return InputError(str(path), what, "give --reuse (share of the previous prompt that a call repeats, 0 to 1)")
+        return InputError(
+            str(path),
+            what,
+            "give `harness trace convert` --reuse (share of the previous prompt that a call repeats, 0 to 1)",
+        )
     what = "the table has neither sessions nor block ids, so it does not say what its requests have in common"
-    remedy = "give --calls-per-session 1 for unrelated requests, or a mean above 1 and --reuse (0 to 1)"
+    remedy = "give `harness trace convert` --calls-per-session 1 (unrelated requests), or a mean above 1 and --reuse"
     return InputError(str(path), what, remedy)
 
 
