@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from harness.cache.config import CacheConfig, FabricConfig
 from harness.errors import InputError
 
 Positive = Annotated[float, Field(gt=0)]
@@ -140,9 +141,18 @@ class Router(Strict):
 
 
 class Cache(Strict):
-    """Cache tiers below the GPU."""
+    """Cache tiers below the GPU (see docs/cache.md)."""
 
-    kind: Literal["none"] = Field("none", description="none: only the engines' own GPU cache")
+    kind: Literal["none", "lmcache"] = Field(
+        "none", description="none: only the engines' own GPU cache; lmcache: the real LMCache below every node"
+    )
+    lmcache: CacheConfig | None = Field(None, description="LMCache's settings; needed with kind: lmcache")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Cache:
+        if (self.kind == "lmcache") != (self.lmcache is not None):
+            raise ValueError("kind: lmcache and a section lmcache go together")
+        return self
 
 
 class Slo(Strict):
@@ -180,6 +190,7 @@ class Experiment(Strict):
     model: Model
     router: Router = Field(default_factory=lambda: Router())
     cache: Cache = Field(default_factory=lambda: Cache())
+    fabric: FabricConfig = Field(default_factory=lambda: FabricConfig())
     slo: Slo | None = None
     prices: Prices | None = None
     output: Output = Field(default_factory=lambda: Output())

@@ -7,7 +7,7 @@ import resource
 import shlex
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ from fake_workers.pricing.calibration import Calibration
 from fake_workers.pricing.node_price import ProfilePrice
 from fake_workers.pricing.profile import StepProfile
 from fake_workers.pricing.registry import load_profile
-from harness.clock import to_ns
+from harness.cache import upstream
+from harness.cache.base import NODE_DRAM
+from harness.cache.build import CacheCluster, build_fabric
+from harness.clock import VirtualClock, to_ns
 from harness.errors import HarnessError, InputError
 from harness.experiment import Engine, Experiment, resolved_yaml
 from harness.load.arrivals import in_order, session_starts_ns
@@ -81,6 +84,8 @@ def run_experiment(
     groups = place_endpoints(experiment, profile)
     endpoints = [endpoint for group in groups for endpoint in group]
     model = experiment.model.name or profile.model
+    clock = VirtualClock()
+    tiers = _tiers(experiment, clock, profile, engine, model)
     router = make_router(experiment, endpoints, model, engine, out / "logs")
     starts_ns = session_starts_ns(
         experiment.load, loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
@@ -106,6 +111,8 @@ def run_experiment(
         loaded.sessions,
         starts_ns,
         progress.update if progress else None,
+        clock,
+        tiers.nodes if tiers else None,
     )
     usage = _Usage()
     stats: dict[str, Any] = {}
@@ -120,10 +127,17 @@ def run_experiment(
     finally:
         usage.read()
         router.stop()
+        tier_facts = _tier_facts(tiers, simulation) if tiers else None
+        if tiers:
+            tiers.close()
         if progress:
             progress.close("interrupted" if failure else "")
     info = _info(experiment, loaded, profile, engine, endpoints, simulation, router, stats)
     info.label, info.command = label, command
+    if tiers and tier_facts:
+        identity = tiers.nodes[0].identity()
+        info.cache = {"kind": "lmcache", "release": identity["version"], **identity}
+        info.tier = tier_facts
     info.wall_s = time.monotonic() - began
     info.cpu_s = _cpu_s() - cpu_before
     info.peak_rss_bytes = usage.peak_rss_bytes
@@ -281,6 +295,54 @@ def _info(
         notes=notes,
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     )
+
+
+def _tiers(
+    experiment: Experiment, clock: VirtualClock, profile: StepProfile, engine: SchedulerConfig, model: str
+) -> CacheCluster | None:
+    """The real LMCache below every node, if the experiment wants it."""
+    config = experiment.cache.lmcache
+    if config is None:
+        return None
+    if not upstream.available():
+        raise InputError("cache.kind", "LMCache is not installed", "pip install '.[lmcache]' (docs/cache.md)")
+    if config.kv_events:
+        raise InputError("cache.lmcache.kv_events", "events of lower tiers do not reach the router yet", "leave it out")
+    cluster = experiment.cluster
+    fabric, topology = build_fabric(clock, experiment.fabric, cluster.nodes, cluster.gpus_per_node)
+    return CacheCluster(
+        clock,
+        config,
+        nodes=cluster.nodes,
+        ranks_per_node=cluster.gpus_per_node // profile.layout.tp,
+        block_tokens=engine.block_tokens,
+        kv_bytes_per_token=profile.kv_bytes_per_token,
+        model_name=model,
+        fabric=fabric,
+        topology=topology,
+        seed=experiment.seed,
+    )
+
+
+def _tier_facts(tiers: CacheCluster, simulation: Simulation) -> dict[str, Any]:
+    """Reads, writes and residency of each tier; node tiers summed over nodes."""
+    seconds = max(simulation.clock.now_ns / 1e9, 1e-9)
+    per_node = [node.stats() for node in tiers.nodes]
+    by_name: dict[str, dict[str, Any]] = {}
+    for stats in per_node:
+        for tier in stats:
+            entry = by_name.setdefault(tier.name, asdict(tier) | {"capacity_bytes": tier.capacity_bytes})
+            if tier.name == NODE_DRAM and tier is not per_node[0][0]:
+                for key, value in asdict(tier).items():
+                    if isinstance(value, int) and key != "capacity_bytes":
+                        entry[key] += value
+    shared_reads = sum(t["read_bytes"] for name, t in by_name.items() if name != NODE_DRAM)
+    return {
+        "read_bytes_per_s_mean": shared_reads / seconds,
+        "read_bytes_per_s_p99": None,
+        "resident_bytes_per_node_max": max(stats[0].peak_bytes for stats in per_node),
+        "tiers": list(by_name.values()),
+    }
 
 
 def _profile_facts(profile: StepProfile) -> dict[str, Any]:

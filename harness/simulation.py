@@ -10,7 +10,7 @@ or a client needs to look.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fake_workers.engine.events import KvEvent
@@ -18,6 +18,8 @@ from fake_workers.engine.gauges import Gauges
 from fake_workers.engine.node import EngineStuckError, Node, StepPrice
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import SchedulerConfig
+from harness.cache.base import NODE_DRAM, ExternalCache
+from harness.cache.connector import CacheConnector
 from harness.clock import VirtualClock, to_ns
 from harness.errors import NoProgressError
 from harness.load.prompts import Origins
@@ -103,9 +105,13 @@ class Simulation:
         sessions: list[Session],
         starts_ns: list[int],
         on_progress: Tick | None = None,
+        clock: VirtualClock | None = None,
+        caches: Sequence[ExternalCache] | None = None,
     ) -> None:
+        """`caches[k]`: the cache tiers of node k, on the same `clock`; None: GPU caches only."""
         self.config = config
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
+        self._caches = caches
         self.router = router
         self.records: list[CallRecord] = []
         self.counts = Counts()
@@ -135,6 +141,7 @@ class Simulation:
             timeline.level(indexes[rank], end, 0, 0, 0.0)
 
         interval = self.config.scrape_interval_ns
+        connector = self._connector(endpoints, lambda: group)
         node = Node(
             price,
             self.config.engine,
@@ -143,9 +150,30 @@ class Simulation:
             keep_events=self.router.reads_kv_events,
             history_ns=2 * interval,
             observer=observe,
+            connector=connector,
         )
+        if connector is not None:
+            connector.attach(node)
         # scrapes of different workers are spread over the interval, as independent tickers are
-        return _Group(node, indexes, number * interval // groups)
+        group = _Group(node, indexes, number * interval // groups)
+        return group
+
+    def _connector(self, endpoints: list[Endpoint], group: Callable[[], _Group]) -> CacheConnector | None:
+        """What puts the machine's cache tiers below a group's engines; what the tiers say reaches the group through it."""
+        if self._caches is None:
+            return None
+        machine = endpoints[0].node
+        first = min(endpoint.index for endpoint in self.endpoints if endpoint.node == machine)
+
+        def bring() -> None:
+            self._advance(group(), self.clock.now_ns)
+
+        def stirred() -> None:
+            self._stirred[group().endpoints[0]] = group()
+            self._arm(group())
+
+        cache = self._caches[machine]
+        return CacheConnector(cache, self.clock, bring, stirred, first_rank=endpoints[0].index - first)
 
     # ------------------------------------------------------------------ running
 
@@ -354,7 +382,11 @@ class Simulation:
                 continue
             if outcome.first:
                 self.router.first_token(outcome.request.request_id)
-            if outcome.done:
+            if outcome.done and outcome.request.failed:
+                self._copy_progress(opened)
+                self.router.abort(opened.record.call_id)
+                self._end(opened, FAILED, outcome.t_ns, "a KV load failed (vLLM answers 500)")
+            elif outcome.done:
                 self._copy_progress(opened)
                 record = opened.record
                 self.router.finish(
@@ -391,9 +423,18 @@ class Simulation:
         record.first_token_ns = request.first_token_ns
         record.output_tokens = request.outputs
         record.preemptions = request.preemptions
+        record.restore_ns = request.restore_ns
         if request.hit_tokens is not None and request.first_token_ns is not None:
             record.gpu_tokens = request.hit_tokens
             record.computed_tokens = request.prompt_tokens - request.hit_tokens
+            for tier, tokens in (request.external_by_tier or {}).items():
+                # the last prompt token is always computed, and loads after a preemption bring nothing twice
+                taken = min(tokens, record.computed_tokens - 1)
+                if tier == NODE_DRAM:
+                    record.dram_tokens += taken
+                else:
+                    record.shared_tokens += taken
+                record.computed_tokens -= taken
 
     def _end(self, opened: _Open, outcome: str, t_ns: int, message: str = "") -> None:
         record = opened.record

@@ -39,3 +39,13 @@ def router_release(request: pytest.FixtureRequest) -> tuple[str, Path]:
     """Each release with its program; a test that uses this runs once per release."""
     fixture = {"v0.7.1": "router_v071", "v0.10.0": "router_v0100"}[request.param]
     return request.param, request.getfixturevalue(fixture)
+
+
+@pytest.fixture(scope="session")
+def lmcache() -> None:
+    """LMCache is installed and set up."""
+    from harness.cache import upstream
+
+    if not upstream.available():
+        pytest.skip("LMCache is not installed: python -m tests.cache.install, or pip install '.[lmcache]'")
+    upstream.prepare()

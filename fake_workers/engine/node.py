@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from fake_workers.engine.connected import ConnectedRank
+from fake_workers.engine.connector import Connector, ConnectorOptions
 from fake_workers.engine.events import KvEvent
 from fake_workers.engine.gauges import Gauges
 from fake_workers.engine.request import EngineRequest
@@ -110,10 +112,19 @@ class Node:
         keep_events: bool = False,
         history_ns: int = 50_000_000,
         observer: Observer | None = None,
+        connector: Connector | None = None,
+        connector_options: ConnectorOptions | None = None,
     ) -> None:
         self.price = price
         self.config = config
-        self.ranks = [RankScheduler(config, keep_events) for _ in range(ranks)]
+        self.connected: list[ConnectedRank] = []
+        """The ranks, if there is a connector."""
+        self.ranks: list[RankScheduler]
+        if connector is None:
+            self.ranks = [RankScheduler(config, keep_events) for _ in range(ranks)]
+        else:
+            options = connector_options or ConnectorOptions()
+            self.connect([ConnectedRank(config, keep_events, connector, options, rank) for rank in range(ranks)])
         self.totals = [RankTotals() for _ in range(ranks)]
         self.leaping = leaping
         self.keep_events = keep_events
@@ -137,14 +148,23 @@ class Node:
         self._plan: tuple[Leap, int] | None = None
         self._outcomes: list[Outcome] = []
         self._idle_boundaries = 0
+        self._nudged = False
+        """The connector, or an abort while everything was held, calls for a boundary."""
         self._quiet = [False] * ranks
         """Ranks that have nothing to do and have published so: boundaries pass them by."""
+
+    def connect(self, ranks: list[ConnectedRank]) -> None:
+        """Engines with a connector take the place of plain ones."""
+        self.ranks, self.connected = list(ranks), ranks
 
     # ------------------------------------------------------------------ from outside
 
     def submit(self, rank: int, request: EngineRequest) -> None:
-        """A request arrives now (at `now_ns`); an idle node begins with all that arrive at this instant (as vLLM drains its
-        input queue when it wakes), a busy one takes them in at its next boundary."""
+        """A request arrives now (at `now_ns`).
+
+        An idle node begins with all that arrive at this instant (as vLLM drains its input queue when it wakes), a busy one
+        takes them in at its next boundary.
+        """
         self._adds.append((rank, request))
 
     def abort(self, rank: int, request: EngineRequest) -> None:
@@ -152,14 +172,47 @@ class Node:
         self._aborts.append((rank, request))
         if self._current is None:
             self._take_aborts()
+            self._nudged = bool(self.connected)
+
+    def load_ended(
+        self,
+        rank: int,
+        request: EngineRequest,
+        tokens: int | None = None,
+        failed: bool = False,
+        by_tier: dict[str, int] | None = None,
+    ) -> None:
+        """A load ends now; the engine learns of it at the next boundary, an idle one at once.
+
+        Where it failed, `tokens` is how many of the external tokens arrived (None: even the local hit is lost).
+        """
+        engine = self.connected[rank]
+        engine.now_ns = self.now_ns
+        engine.load_ended(request, tokens, failed)
+        if by_tier:
+            seen = request.external_by_tier = request.external_by_tier or {}
+            for tier, count in by_tier.items():
+                seen[tier] = seen.get(tier, 0) + count
+        self._quiet[rank] = False
+        self._nudged = True
+
+    def blocks_released(self, rank: int, request: EngineRequest) -> None:
+        """Saves have read the blocks of a finished request; they are freed at the next boundary."""
+        self.connected[rank].blocks_released(request)
+        self._quiet[rank] = False
+        self._nudged = True
+
+    def lookup_ready(self) -> None:
+        """A lookup that answered None, or any other, would answer something else now."""
+        self._nudged = True
 
     def advance(self, t_ns: int, begin: bool = True) -> list[Outcome]:
         """Process every boundary up to and including `t_ns`; returns what clients saw, in order.
 
-        `begin=False` only looks: an idle node does not yet begin with requests of this very instant, as more of them may
-        follow.
+        `begin=False` only looks: an idle node does not yet begin with requests of this very instant, as more of them
+        may follow.
         """
-        if self._current is None and self._adds and (begin or t_ns > self.now_ns):
+        if self._current is None and (self._adds or self._nudged) and (begin or t_ns > self.now_ns):
             self._start()
         while self._current is not None and self._end_ns <= t_ns:
             if not self._leap(t_ns):
@@ -174,7 +227,7 @@ class Node:
     def wake_ns(self) -> int | None:
         """The next time at which something may happen that a leap does not cover; None when idle."""
         if self._current is None:
-            return self.now_ns if self._adds else None
+            return self.now_ns if self._adds or self._nudged else None
         plan = self._leap_plan()
         if plan is None:
             return self._end_ns
@@ -184,7 +237,12 @@ class Node:
     @property
     def busy(self) -> bool:
         """Whether a step is being executed or about to begin."""
-        return self._current is not None or bool(self._adds)
+        return self._current is not None or bool(self._adds) or self._nudged
+
+    @property
+    def held(self) -> bool:
+        """Whether requests or blocks wait for the connector; an idle node may be."""
+        return any(engine.outstanding for engine in self.connected)
 
     def gauges(self, rank: int, t_ns: int) -> Gauges:
         """What a scrape of this rank at `t_ns` (not before now - history_ns) would have read."""
@@ -211,20 +269,32 @@ class Node:
         now = self.now_ns = self._end_ns
         current = self._current
         assert current is not None
+        self._nudged = False
+        for connected, batch in zip(self.connected, current, strict=False):
+            connected.now_ns = now
+            connected.saved(batch)
         self._take_aborts()
         for rank, (engine, batch) in enumerate(zip(self.ranks, current, strict=True)):
             if self._quiet[rank] and not batch.items:
                 continue
-            first, done = engine.update(batch)
-            if first or done:
-                self._note_outcomes(rank, now, first, done)
-            self._publish(rank, engine, now)
+            self._update(rank, engine, batch, now)
             self._quiet[rank] = not engine.unfinished
         self._take_adds()
         self._schedule_and_start(now)
 
+    def _update(self, rank: int, engine: RankScheduler, batch: Batch, now: int) -> None:
+        first, done = engine.update(batch)
+        if first or done:
+            self._note_outcomes(rank, now, first, done)
+        self._publish(rank, engine, now)
+
     def _start(self) -> None:
-        """An idle node begins with what has arrived."""
+        """An idle node begins with what has arrived, or with what the connector has said."""
+        if self._nudged:
+            self._nudged = False
+            for rank, engine in enumerate(self.connected):
+                engine.now_ns = self.now_ns
+                self._update(rank, engine, Batch(), self.now_ns)
         self._take_adds()
         self._schedule_and_start(self.now_ns)
 
@@ -238,8 +308,12 @@ class Node:
             queue = self._queues[rank]
             while len(queue) < self._depth and engine.unfinished:
                 queue.append(self._schedule(rank, engine, now))
+                if self.connected and len(queue) > 1 and queue[-1].items and not queue[0].items:
+                    self._update(rank, engine, queue.popleft(), now)  # an empty batch takes no time
         if not any(self._queues):
             self._current = None
+            return
+        if self.connected and self._falls_asleep(now):
             return
         current = self._current = [queue.popleft() if queue else Batch() for queue in self._queues]
         loads = [_load(batch) for batch in current]
@@ -255,7 +329,22 @@ class Node:
         self._account(current, now, duration)
         self._end_ns = now + duration
 
+    def _falls_asleep(self, now: int) -> bool:
+        """With a connector: whether all that is left waits for it. vLLM polls every millisecond then; we are woken."""
+        if self._nudged or any(batch.items for queue in self._queues for batch in queue):
+            return False
+        if any(engine.changed for engine in self.connected if engine.unfinished) or not self.held:
+            return False
+        for rank, engine in enumerate(self.connected):
+            self._queues[rank].clear()
+            self._update(rank, engine, Batch(), now)
+        self._current = None
+        self._idle_boundaries = 0
+        return True
+
     def _schedule(self, rank: int, engine: RankScheduler, now: int) -> Batch:
+        if self.connected:
+            self.connected[rank].now_ns = now
         batch = engine.schedule()
         for item in batch.items:
             if item.request.admitted_ns is None:
@@ -288,14 +377,14 @@ class Node:
                 self._outcomes.append(Outcome(now, rank, request, request.first_token_ns == now, request.finished))
 
     def _publish(self, rank: int, engine: RankScheduler, now: int) -> None:
-        """End of update: pending KV events go out (one batch per step) and the stats that a scrape reads are renewed."""
+        """End of update: pending KV events go out (one batch per step), the stats that a scrape reads are renewed."""
         if engine.events:
             for event in engine.events:
                 event.t_ns = now
             self.published[rank].extend(engine.events)
             engine.events = []
         pool = engine.pool
-        self._remember(rank, _Stats(now, len(engine.running), len(engine.waiting), pool.blocks - pool.free))
+        self._remember(rank, _Stats(now, len(engine.running), engine.waiting_count, pool.blocks - pool.free))
 
     def _remember(self, rank: int, entry: _Stats) -> None:
         stats = self._stats[rank]
@@ -325,12 +414,12 @@ class Node:
     # ------------------------------------------------------------------ leaps
 
     def _leap_plan(self) -> tuple[Leap, int] | None:
-        """The coming boundaries that a leap may cover: their prices and how many they are; None if there is no such one.
+        """The coming boundaries that a leap may cover: their prices and how many they are; None if there is none.
 
         Boundary i (1..most) ends batch i of the series; batch 1 is the current one and already priced, so the leap's
         first step is batch 2.
         """
-        if not self.leaping or self._adds or self._aborts:
+        if not self.leaping or self._adds or self._aborts or self._nudged:
             return None
         if self._plan is not None:
             return self._plan
@@ -366,7 +455,11 @@ class Node:
         queue = self._queues[rank]
         if len(queue) != (self._depth - 1 if engine.unfinished else 0):
             return None
-        if len(batch.items) != count or (engine.waiting and not self._blocked(engine, queue[-1] if queue else batch)):
+        if len(batch.items) != count or (
+            engine.waiting_count and not self._blocked(engine, queue[-1] if queue else batch)
+        ):
+            return None
+        if self.connected and not self.connected[rank].calm:
             return None
         for item, request in zip(batch.items, engine.running, strict=True):
             if item.request is not request or item.tokens != 1 or not item.samples or request.outputs == 0:
@@ -426,6 +519,8 @@ class Node:
             self._leap_rank(rank, engine, current[rank], leap, k, start)
             count = len(current[rank].items)
             if count:
+                if self.connected:
+                    self.connected[rank].leapt(k)
                 total = self.totals[rank]
                 total.busy_ns += duration
                 total.batch_ns += duration * count
@@ -443,14 +538,15 @@ class Node:
     def _leap_rank(
         self, rank: int, engine: RankScheduler, batch: Batch, leap: Leap, k: int, start: int
     ) -> None:
-        """Boundaries 1..k of one rank: k tokens per request, the blocks they need, the events and stats they publish."""
+        """Boundaries 1..k of one rank: k tokens per request, the blocks they need, the events and stats published."""
         items = batch.items
         if self._quiet[rank] and not items:
             return
         self._publish(rank, engine, start)
         if not items:
             if k > 1:
-                self._remember(rank, _Stats(start + leap.cumulative_ns(k - 1), 0, len(engine.waiting), self._used(engine)))
+                last = start + leap.cumulative_ns(k - 1)
+                self._remember(rank, _Stats(last, 0, engine.waiting_count, self._used(engine)))
             return
         block = self.config.block_tokens
         requests = [item.request for item in items]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fake_workers.engine.blocks import PromptRuns, Run
+
+if TYPE_CHECKING:
+    from fake_workers.engine.connector import Transfer
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +56,17 @@ class EngineRequest:
     admitted_ns: int | None = None
     first_token_ns: int | None = None
     finish_ns: int | None = None
+
+    # only with a connector
+    transfer: Transfer | None = None
+    failed: bool = False
+    """Ended in an error: its load failed."""
+    external_tokens: int = 0
+    """Tokens that came through the connector, over all its loads."""
+    external_by_tier: dict[str, int] | None = None
+    """The same by tier, as the connector names them."""
+    restore_ns: int = 0
+    """Time that loads held it out of the batch, from start to end of each."""
 
     @property
     def tokens(self) -> int:

@@ -1,7 +1,7 @@
 """vLLM 0.32's v1 scheduler for one engine (one DP rank), on runs of blocks.
 
 Rule numbers refer to docs/engine.md, which lists them with their place in vLLM's source. Scope: one full-attention KV
-group, no LoRA, no multimodal input, no speculative decoding, no KV connector.
+group, no LoRA, no multimodal input, no speculative decoding. An engine with a KV connector: connector.py.
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ class RankScheduler:
         """Whether any request is running or waiting."""
         return bool(self.running or self.waiting)
 
+    @property
+    def waiting_count(self) -> int:
+        """vllm:num_requests_waiting."""
+        return len(self.waiting)
+
     # ------------------------------------------------------------------ requests in and out
 
     def add(self, request: EngineRequest) -> None:
@@ -89,8 +94,8 @@ class RankScheduler:
         if self.config.policy != "priority":
             self.waiting.append(request)
             return
-        key = _priority_key(request)
-        at = next((i for i, r in enumerate(self.waiting) if _priority_key(r) > key), len(self.waiting))
+        key = priority_key(request)
+        at = next((i for i, r in enumerate(self.waiting) if priority_key(r) > key), len(self.waiting))
         self.waiting.insert(at, request)
 
     # ------------------------------------------------------------------ schedule (rules 2-11)
@@ -140,6 +145,9 @@ class RankScheduler:
             allocated = True
             while not self.allocate(request, computed + tokens):
                 victim = self._victim()
+                if not self._can_free(victim):
+                    allocated = False
+                    break
                 at = self.running.index(victim) if config.policy == "priority" else len(self.running) - 1
                 del self.running[at]
                 if at < index:
@@ -163,7 +171,7 @@ class RankScheduler:
         while budget > 0 and self.waiting and len(self.running) < config.max_num_seqs:
             request = self.waiting[0]
             if request.stale:
-                skipped.append(self.waiting.popleft())  # rule 16: tokens from before its preemption are still on the way
+                skipped.append(self.waiting.popleft())  # rule 16: tokens from before its preemption are under way
                 continue
             hits, hit_blocks, idle = self._lookup(request)
             computed = hit_blocks * config.block_tokens
@@ -234,6 +242,10 @@ class RankScheduler:
             return max(self.running, key=lambda r: (r.priority, r.arrival_ns))
         return self.running[-1]
 
+    def _can_free(self, victim: EngineRequest) -> bool:
+        """Whether preemption would bring blocks at once; only a connector can be in the way."""
+        return True
+
     def _unschedule(self, batch: Batch, victim: EngineRequest) -> int:
         for i, item in enumerate(batch.items):
             if item.request is victim:
@@ -303,7 +315,8 @@ class RankScheduler:
         return self.pool.cached_prefix(prompt)
 
 
-def _priority_key(request: EngineRequest) -> tuple[int, int, str]:
+def priority_key(request: EngineRequest) -> tuple[int, int, str]:
+    """Place in the line under the priority policy (rule 17)."""
     return request.priority, request.arrival_ns, request.request_id
 
 

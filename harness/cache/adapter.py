@@ -35,7 +35,7 @@ class Task:
     object_bytes: int
 
 
-class HeldL2Adapter(L2AdapterInterface):
+class HeldL2Adapter(L2AdapterInterface):  # type: ignore[misc]
     """Collects tasks; the harness takes them, lets their time pass, and completes them.
 
     adapter_params: `tier` names the SharedTier; `node` the node number; `auto` completes every task at once, for
@@ -52,7 +52,8 @@ class HeldL2Adapter(L2AdapterInterface):
         self._signal = bool(params.get("signal", True))
         self._events = {kind: create_event_notifier() for kind in ORDER}
         self._lock = threading.Lock()
-        self._numbers = dict.fromkeys(ORDER, 0)
+        self.submitted: dict[Kind, int] = dict.fromkeys(ORDER, 0)
+        """Tasks so far."""
         self._new: dict[Kind, list[Task]] = {kind: [] for kind in ORDER}
         self.open: dict[Kind, int] = dict.fromkeys(ORDER, 0)
         """Tasks that are submitted and not complete."""
@@ -159,8 +160,8 @@ class HeldL2Adapter(L2AdapterInterface):
 
     def _submit(self, kind: Kind, keys: list[Any], object_bytes: int) -> int:
         with self._lock:
-            number = self._numbers[kind]
-            self._numbers[kind] = number + 1
+            number = self.submitted[kind]
+            self.submitted[kind] = number + 1
             self.submitted_keys[kind] += len(keys)
             self.open[kind] += 1
             task = Task(kind, number, keys, object_bytes)

@@ -15,6 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+NODE_DRAM = "dram"
+"""Name of the node's own tier in stats and in tokens by tier; shared tiers have the names that the experiment gives."""
+
 Run = tuple[int, int, int]
 """(origin, start, end) in engine blocks, end exclusive."""
 
@@ -29,7 +32,7 @@ class CacheRequest:
     runs: list[Run]
     prompt_tokens: int
     wake: Callable[[], None] = lambda: None
-    """Called, at the clock's now, when a lookup that answered None has an answer."""
+    """Called, at the clock's now, when a lookup that answered None has an answer, once for each such lookup."""
 
 
 @dataclass(slots=True)
@@ -40,7 +43,12 @@ class LoadResult:
     tokens: int
     failed: bool
     bytes: int
+    asked_ns: int
+    """First lookup."""
+    answered_ns: int
+    """The prefix was in node DRAM (mp) or known to be somewhere (inproc)."""
     started_ns: int
+    """The blocks were there and the load began."""
     ended_ns: int
     by_tier: dict[str, int] = field(default_factory=dict)
     """Tokens by the tier they were found in when the request looked them up."""
@@ -92,7 +100,7 @@ class ExternalCache(Protocol):
     chunk_tokens: int
 
     def lookup(self, request: CacheRequest, local_hit_tokens: int) -> int | None:
-        """Tokens beyond the local hit that a load would bring; 0: nothing; None: not known yet, `wake` will be called."""
+        """Tokens beyond the local hit that a load would bring; None: not known yet, `wake` will be called."""
 
     def start_load(
         self,
@@ -107,10 +115,19 @@ class ExternalCache(Protocol):
         """KV of the first `computed_tokens` tokens is in the GPU now: store what is a whole new chunk of the prompt."""
 
     def preempted(self, request: CacheRequest) -> None:
-        """Blocks are gone; a running load ends without `done`, and the next lookup is a new one."""
+        """Blocks are gone; a running load ends without `done`, and the next lookup is a new one.
+
+        Saves under way go on: vLLM's worker finishes them before the blocks are written again.
+        """
 
     def finish(self, request: CacheRequest, freed: Callable[[], None]) -> bool:
-        """The request is over. True: saves still read its blocks, free them when `freed` is called; False: free them now."""
+        """The request is over. True: saves still read its blocks, which may go when `freed` is called; False: now."""
+
+    def advance(self) -> None:
+        """Bring checks that go by time up to now, so that events and levels are those of now."""
+
+    def forget(self, origin: int) -> None:
+        """No prompt will name this origin again (its session is over): its keys need not be kept ready."""
 
     def take_events(self) -> list[TierEvent]:
         """What entered and left node tiers since the last call, oldest first; empty where events are off."""

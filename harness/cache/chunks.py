@@ -1,7 +1,7 @@
 """Chunks of prompts: which chunk is which, without touching blocks one by one.
 
-A chunk is named (origin of its last block, chunk index): blocks have chained identities, so the last block says what the
-whole prefix up to it is. Two prompts share a chunk exactly if they share that name.
+A chunk is named (origin of its last block, chunk index): blocks have chained identities, so the last block says what
+the whole prefix up to it is. Two prompts share a chunk exactly if they share that name.
 """
 
 from __future__ import annotations

@@ -61,7 +61,12 @@ class SharedTierConfig(Strict):
 class CacheConfig(Strict):
     """LMCache in multi-process mode on every node."""
 
-    mode: Literal["mp"] = Field("mp", description="mp: LMCache's multi-process storage stack (`lmcache server`)")
+    mode: Literal["mp", "inproc"] = Field(
+        "mp",
+        description="mp: LMCache's multi-process stack (`lmcache server`), one node DRAM for all replicas; inproc: an "
+        "engine inside each replica (LMCacheConnectorV1), each with its share of node DRAM, no watermark",
+    )
+    cache_policy: Literal["LRU", "LFU", "FIFO", "MRU"] = Field("LRU", description="inproc: LMCache's eviction policy")
     chunk_size: Count = Field(256, description="tokens per chunk")
     l1_size_gb: Positive = Field(description="node DRAM for KV, GiB")
     eviction: Eviction = Field(default_factory=lambda: Eviction(), description="eviction of node DRAM")
@@ -86,8 +91,8 @@ class CacheConfig(Strict):
     )
     wait_timeout_s: Positive = Field(2.0, description="for wait: timeout, seconds")
     rpc_us: NonNegative = Field(0.0, description="virtual time of a lookup's way to LMCache's server, microseconds")
-    gpu_load: Transfer = Field(default_factory=lambda: Transfer(), description="cost of copies from node DRAM to a GPU")
-    gpu_store: Transfer = Field(default_factory=lambda: Transfer(), description="cost of copies from a GPU to node DRAM")
+    gpu_load: Transfer = Field(default_factory=lambda: Transfer(), description="cost of copies to a GPU")
+    gpu_store: Transfer = Field(default_factory=lambda: Transfer(), description="cost of copies to node DRAM")
     abandoned_locks: Literal["release", "expire"] = Field(
         "release",
         description="read locks of a lookup whose request went away: returned when the lookup ends, or only when "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -10,37 +11,48 @@ from lmcache.v1.distributed.api import ObjectKey
 KV_RANK = 0x01000100
 """World size 1, rank 0, as LMCache packs it: a replica's KV is one object per chunk, however many GPUs hold it."""
 
+_INDEX_BITS = 32
 
-@cache
-def key_class(model_name: str) -> type[Any]:
-    """A subclass of ObjectKey whose hash is computed once; equality is that of the chunk hash.
 
-    LMCache hashes and compares keys several times per operation, and the dataclass's own methods do so field by field.
+class ChunkKey(ObjectKey, int):  # type: ignore[misc]
+    """An ObjectKey that is also the number of its chunk: (origin + 1) * 2**32 + index.
+
+    LMCache hashes and compares keys some twenty times per chunk and request. The dataclass does that field by field in
+    Python; a whole number does it at once, and always to the same value.
     """
 
-    class ChunkKey(ObjectKey):
-        """An ObjectKey of one model and rank."""
+    __hash__ = int.__hash__
+    __eq__ = int.__eq__
+    __ne__ = int.__ne__
 
-        def __init__(self, origin: int, index: int) -> None:
-            # ObjectKey is frozen; what all keys of the class share are the class's attributes
-            own = self.__dict__
-            own["chunk_hash"] = origin.to_bytes(8, "big") + index.to_bytes(8, "big")
-            own["_hash"] = hash((origin, index))
-            own["origin"] = origin
-            own["index"] = index
+    @property
+    def origin(self) -> int:
+        """Which call or shared prefix brought the chunk's last block."""
+        return (int(self) >> _INDEX_BITS) - 1
 
-        def __hash__(self) -> int:
-            return self.__dict__["_hash"]  # type: ignore[no-any-return]
+    @property
+    def index(self) -> int:
+        """The chunk's place in the prompt."""
+        return int(self) & ((1 << _INDEX_BITS) - 1)
 
-        def __eq__(self, other: object) -> bool:
-            return self is other or (isinstance(other, ObjectKey) and self.chunk_hash == other.chunk_hash)
+    @property
+    def chunk_hash(self) -> bytes:
+        """16 bytes, as LMCache's token hasher would give."""
+        return int(self).to_bytes(16, "big")
 
-    for name, value in (
-        ("model_name", model_name),
-        ("kv_rank", KV_RANK),
-        ("object_group_id", 0),
-        ("cache_salt", ""),
-    ):
-        setattr(ChunkKey, name, value)
+    def __repr__(self) -> str:
+        return f"ChunkKey({self.origin}, {self.index})"
+
+
+@cache
+def key_maker(model_name: str) -> Callable[[int, int], Any]:
+    """Makes keys of one model: (origin, chunk index) -> key."""
     ObjectKey(b"", model_name, KV_RANK)  # raises on a name that LMCache refuses
-    return ChunkKey
+    fields = {"model_name": model_name, "kv_rank": KV_RANK, "object_group_id": 0, "cache_salt": "", "__slots__": ()}
+    kind: Any = type("ChunkKey", (ChunkKey,), fields)
+    new = int.__new__
+
+    def make(origin: int, index: int) -> Any:
+        return new(kind, ((origin + 1) << _INDEX_BITS) | index)
+
+    return make

@@ -18,10 +18,10 @@ from harness.cache.chunks import ChunkKeys
 from harness.cache.config import CacheConfig
 from harness.cache.events import EventLog
 from harness.cache.l1 import L1Account
-from harness.cache.stack import Evictor, L1Watch, Stack
+from harness.cache.stack import Stack
 from harness.cache.ticks import Ticks
 from harness.cache.tier import SharedTier
-from harness.cache.transfers import NodePaths, TierPaths, TransferGroup, Wires, _cost
+from harness.cache.transfers import NodePaths, TierPaths, TransferGroup, Wires, transfer_cost
 from harness.clock import VirtualClock, to_ns
 
 
@@ -35,6 +35,7 @@ class _Tracked:
     ticket: int | None = None
     asked: bool = False
     answered: bool = False
+    answered_ns: int = 0
     hit_chunks: int = 0
     locked: tuple[int, int] = (0, 0)
     """Chunks [first, end) whose read locks this request holds."""
@@ -56,17 +57,18 @@ class MpNode:
         clock: VirtualClock,
         config: CacheConfig,
         stack: Stack,
-        watch: L1Watch,
-        evictor: Evictor,
+        *,
         keys: ChunkKeys[Any],
         tiers: list[SharedTier],
         wires: Wires,
         paths: NodePaths | None,
         node: int,
+        capacity: int,
         block_tokens: int,
         kv_bytes_per_token: int,
         identity: dict[str, Any],
         seed: int = 1,
+        phase_ns: int = 0,
     ) -> None:
         self.clock = clock
         self.config = config
@@ -82,8 +84,8 @@ class MpNode:
         self._tier_paths = (
             [TierPaths(tier, paths, self.chunk_bytes) for tier in config.l2_adapters] if paths is not None else []
         )
-        self._gpu_load, self._gpu_load_descriptors = _cost(config.gpu_load)
-        self._gpu_store, self._gpu_store_descriptors = _cost(config.gpu_store)
+        self._gpu_load, self._gpu_load_descriptors = transfer_cost(config.gpu_load)
+        self._gpu_store, self._gpu_store_descriptors = transfer_cost(config.gpu_store)
         self._identity = identity
         self._random = random.Random(f"{seed}/{node}")
         self._tracked: dict[CacheRequest, _Tracked] = {}
@@ -95,10 +97,10 @@ class MpNode:
         """Which tier brought a key to L1, while lookups are under way."""
         self._running = False
         self._again = False
-        self.account = L1Account(stack.l1, watch, clock, config, self.chunk_bytes)
-        self.events = EventLog(watch, clock, config.chunk_size // block_tokens) if config.kv_events else None
+        self.account = L1Account(stack.l1, stack.watch, clock, config, self.chunk_bytes, capacity)
+        self.events = EventLog(stack.watch, clock, config.chunk_size // block_tokens) if config.kv_events else None
         tick_ns = to_ns(config.tick_s)
-        self._ticks = Ticks(tick_ns, tick_ns, lambda t_ns: self.account.evicting(evictor, t_ns))
+        self._ticks = Ticks(tick_ns, phase_ns or tick_ns, lambda t_ns: self.account.tick(stack.evictor, t_ns))
 
     # ------------------------------------------------------------------ the engine's side
 
@@ -118,6 +120,7 @@ class MpNode:
         if not tracked.answered:
             tracked.waking = True
             return None
+        tracked.waking = False
         hit = tracked.hit_chunks * self.chunk_tokens
         more = max(0, hit - local_hit_tokens)
         if more and hit == request.prompt_tokens:
@@ -133,6 +136,7 @@ class MpNode:
     ) -> None:
         """See ExternalCache. Locks of chunks that the GPU already holds go back at once."""
         tracked = self._tracked[request]
+        self.advance()
         hit = tracked.hit_chunks
         first = min(hit, local_hit_tokens // self.chunk_tokens) if external_tokens else hit
         self._release(tracked, first)
@@ -146,6 +150,7 @@ class MpNode:
 
         def arrived() -> None:
             tracked.load = None
+            self.advance()
             by_tier: dict[str, int] = {}
             for chunk in range(first, hit):
                 new = (chunk + 1) * self.chunk_tokens - max(local_hit_tokens, chunk * self.chunk_tokens)
@@ -156,7 +161,15 @@ class MpNode:
             self._run()
             done(
                 LoadResult(
-                    local_hit_tokens, external_tokens, failed, nbytes, started, self.clock.now_ns, by_tier
+                    first_token=local_hit_tokens,
+                    tokens=external_tokens,
+                    failed=failed,
+                    bytes=nbytes,
+                    asked_ns=tracked.asked_ns,
+                    answered_ns=tracked.answered_ns,
+                    started_ns=started,
+                    ended_ns=self.clock.now_ns,
+                    by_tier=by_tier,
                 )
             )
 
@@ -186,8 +199,8 @@ class MpNode:
 
         def arrived() -> None:
             tracked.saves -= 1
+            self.advance()
             self.stack.written(keys)
-            self.account.filled()
             self._run()
             if not tracked.saves and tracked.freed is not None:
                 freed, tracked.freed = tracked.freed, None
@@ -201,6 +214,7 @@ class MpNode:
         """See ExternalCache. As the connector, which drops its tracker: the next lookup starts from nothing."""
         tracked = self._tracked.pop(request, None)
         if tracked is not None:
+            self.advance()
             self._let_go(tracked)
             self._run()
 
@@ -260,24 +274,24 @@ class MpNode:
         self.account.asked += len(tracked.keys)
         if not tracked.keys:
             tracked.answered = True
+            tracked.answered_ns = self.clock.now_ns
+            self._wake(tracked)
             return
         self.advance()
         self._waiting[tracked] = None
         tracked.ticket = self.stack.prefetch(tracked.keys)
         self._run()
+        if not tracked.answered and self.config.wait != "hold":
+            self.clock.call_at(max(self.clock.now_ns, self._deadline_ns(tracked)), self._wake, tracked)
+
+    def _deadline_ns(self, tracked: _Tracked) -> int:
+        patience_s = self.config.wait_timeout_s if self.config.wait == "timeout" else 0.0
+        return tracked.asked_ns + to_ns(patience_s)
 
     def _may_wait(self, tracked: _Tracked) -> bool:
-        wait = self.config.wait
-        if wait == "hold" or tracked.ticket is None:
+        if self.config.wait == "hold" or tracked.ticket is None:
             return True
-        if wait == "best_effort":
-            return False
-        deadline = tracked.asked_ns + to_ns(self.config.wait_timeout_s)
-        if self.clock.now_ns >= deadline:
-            return False
-        if not tracked.waking:
-            self.clock.call_at(deadline, self._wake, tracked)
-        return True
+        return self.clock.now_ns < self._deadline_ns(tracked)
 
     def _wake(self, tracked: _Tracked) -> None:
         if tracked.waking and not tracked.over:
@@ -287,6 +301,7 @@ class MpNode:
     def _take_what_l1_has(self, tracked: _Tracked) -> None:
         """Stop waiting: LMCache's L1-only lookup answers at once, the loads that are under way go on for others."""
         assert tracked.ticket is not None
+        self.advance()
         self._abandoned[tracked.ticket] = tracked.keys
         self._waiting.pop(tracked, None)
         tracked.ticket = self.stack.prefetch(tracked.keys, l1_only=True)
@@ -308,10 +323,10 @@ class MpNode:
             for index in found.from_l2:
                 tracked.from_tier[index] = self._source.get(tracked.keys[index], self._tiers[0].name)
             self._count_hits(tracked)
+            tracked.answered_ns = self.clock.now_ns
             if tracked.waking:
-                tracked.waking = False
                 # the engine is told when all that happens now has happened
-                self.clock.call_at(self.clock.now_ns, self._tell, tracked)
+                self.clock.call_at(self.clock.now_ns, self._wake, tracked)
         for ticket, keys in list(self._abandoned.items()):
             found = self.stack.found(ticket)
             if found is None:
@@ -321,10 +336,6 @@ class MpNode:
                 self._return_locks(keys[: found.chunks])
         if not self._waiting and self._source:
             self._source.clear()
-
-    def _tell(self, tracked: _Tracked) -> None:
-        if not tracked.over:
-            tracked.request.wake()
 
     def _count_hits(self, tracked: _Tracked) -> None:
         counts: dict[str, int] = {}
@@ -425,25 +436,20 @@ class MpNode:
         self._wires.send(parts, cost, lambda: self._end_load(adapter, task))
 
     def _end_lookup(self, adapter: HeldL2Adapter, task: Task) -> None:
+        self.advance()
         adapter.complete(task, adapter.tier.lock_found(task.keys, self.clock.now_ns))
         self._run()
 
     def _end_store(self, adapter: HeldL2Adapter, task: Task, keys: list[Any]) -> None:
         self.advance()
-        now = self.clock.now_ns
-        adapter.tier.sweep(now)
-        new = adapter.tier.arrive(keys, self.node, now)
-        adapter.stored(new, task.object_bytes)
+        new = adapter.tier.arrive(keys, self.node, self.clock.now_ns)
         adapter.complete(task, (), len(new))
         self._run()
 
     def _end_load(self, adapter: HeldL2Adapter, task: Task) -> None:
         self.advance()
-        now = self.clock.now_ns
-        held = adapter.tier.read(task.keys, now)
-        brought = [task.keys[index] for index in held]
-        adapter.used(brought)
-        for key in brought:
-            self._source[key] = adapter.tier.name
+        held = adapter.tier.read(task.keys, self.clock.now_ns)
+        for index in held:
+            self._source[task.keys[index]] = adapter.tier.name
         adapter.complete(task, held)
         self._run()

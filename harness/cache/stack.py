@@ -1,7 +1,7 @@
 """LMCache's multi-process storage stack of one node, without its threads. Importing this module imports lmcache.
 
-`lmcache server` builds a StorageManager: an L1Manager, a StoreController and a PrefetchController with a thread each, an
-eviction thread, L2 adapters. `PumpStack` builds the same objects from the same classes with the same settings, never
+`lmcache server` builds a StorageManager: an L1Manager, a StoreController and a PrefetchController with a thread each,
+an eviction thread, L2 adapters. `PumpStack` builds the same objects from the same classes with the same settings, never
 starts the threads, and runs the bodies of their loops itself: `_store_loop`, `_prefetch_loop` and `eviction_loop` of
 release 0.5.6. Nothing of LMCache is replaced or patched; tests/cache/test_threaded.py holds the outcome equal to the
 real StorageManager's. Locks never expire by themselves (LMCache's expire by wall time).
@@ -20,7 +20,7 @@ from lmcache.v1.distributed.eviction import L1EvictionPolicy
 from lmcache.v1.distributed.eviction_policy import CreateEvictionPolicy
 from lmcache.v1.distributed.internal_api import L1ManagerListener
 from lmcache.v1.distributed.l1_manager import L1Manager
-from lmcache.v1.distributed.l2_adapters.factory import create_l2_adapter
+from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.plugin_l2_adapter import PluginL2AdapterConfig
 from lmcache.v1.distributed.storage_controllers import PrefetchController, StoreController
 from lmcache.v1.distributed.storage_controllers.prefetch_controller import PrefetchPhase
@@ -30,9 +30,7 @@ from lmcache.v1.distributed.storage_controllers.utils import L1ManagerDescriptor
 
 from harness.cache.adapter import HeldL2Adapter
 from harness.cache.config import Eviction
-
-OBJECT_BYTES = 64
-"""Real bytes of the object that stands for a chunk, of the smallest alignment that LMCache's allocator packs tightly."""
+from harness.cache.l1 import OBJECT_BYTES
 
 NEVER_S = 10**9
 """Life of LMCache's wall-time locks."""
@@ -59,7 +57,7 @@ class StackSettings:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The end of a prefetch: the first `chunks` keys are in L1 and read-locked; those at `from_l2` were loaded for it."""
+    """The end of a prefetch: the first `chunks` keys are in L1 and read-locked; those at `from_l2` came from L2."""
 
     chunks: int
     from_l2: list[int]
@@ -78,6 +76,8 @@ class Stack(Protocol):
 
     adapters: list[HeldL2Adapter]
     l1: Any
+    watch: L1Watch
+    evictor: Evictor
 
     def prefetch(self, keys: list[Any], l1_only: bool = False) -> int:
         """Begin to bring the keys' prefix to L1; returns a ticket."""
@@ -129,7 +129,7 @@ class Evictor:
         return chosen
 
 
-class L1Watch(L1ManagerListener):
+class L1Watch(L1ManagerListener):  # type: ignore[misc]
     """Passes on what enters and leaves L1."""
 
     def __init__(self) -> None:
@@ -304,4 +304,3 @@ class PumpStack:
         self._prefetch._submission_efd.close()
         self._prefetch._adapter_ctrl_efd.close()
         self.l1.close()
-

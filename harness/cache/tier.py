@@ -44,6 +44,9 @@ class SharedTier:
     objects: dict[Any, int] = field(default_factory=dict)
     """Key -> the node that wrote it."""
     counts: TierCounts = field(default_factory=TierCounts)
+    on_stored: list[Callable[[list[Any]], None]] = field(default_factory=list)
+    on_used: list[Callable[[list[Any]], None]] = field(default_factory=list)
+    """Told of loads: LMCache's own adapters count those, not lookups, as use for their eviction policy."""
     on_deleted: list[Callable[[list[Any]], None]] = field(default_factory=list)
     before_use: Callable[[int], None] | None = None
     """Runs whatever is due (watermark checks) before the tier is used at a time."""
@@ -64,6 +67,7 @@ class SharedTier:
 
     def arrive(self, keys: Sequence[Any], node: int, now_ns: int) -> list[Any]:
         """Accepted keys are here; returns those that no other store brought meanwhile."""
+        self.sweep(now_ns)
         self._arriving -= len(keys)
         new = [key for key in keys if key not in self.objects]
         for key in new:
@@ -73,6 +77,9 @@ class SharedTier:
         self.counts.peak = max(self.counts.peak, len(self.objects))
         if self.retention is not None:
             self.retention.add(keys, now_ns)
+        if new:
+            for told in self.on_stored:
+                told(new)
         return new
 
     def give_up(self, keys: Sequence[Any]) -> None:
@@ -103,11 +110,15 @@ class SharedTier:
 
     def read(self, keys: Sequence[Any], now_ns: int) -> list[int]:
         """Indexes of the keys that a load which ends now has brought."""
+        self.sweep(now_ns)
         held = [index for index, key in enumerate(keys) if key in self.objects]
         self.counts.read += len(held)
         self._unread.difference_update(keys)
         if self.retention is not None:
             self.retention.touch(keys, now_ns)
+        if held:
+            for told in self.on_used:
+                told([keys[index] for index in held])
         return held
 
     def evict(self, keys: Sequence[Any]) -> list[Any]:

@@ -107,17 +107,13 @@ class NodePaths:
         """A replica's KV from DRAM: every GPU of the replica gets its part over its own PCIe."""
         gpus = self._ranks[rank]
         parts = split_evenly(nbytes, len(gpus))
-        return [
-            (self.topology.path(self.host, gpu), part, descriptors) for gpu, part in zip(gpus, parts, strict=True)
-        ]
+        return [(self.topology.path(self.host, gpu), part, descriptors) for gpu, part in zip(gpus, parts, strict=True)]
 
     def from_gpus(self, rank: int, nbytes: int, descriptors: int) -> list[tuple[Path, int, int]]:
         """A replica's KV to DRAM."""
         gpus = self._ranks[rank]
         parts = split_evenly(nbytes, len(gpus))
-        return [
-            (self.topology.path(gpu, self.host), part, descriptors) for gpu, part in zip(gpus, parts, strict=True)
-        ]
+        return [(self.topology.path(gpu, self.host), part, descriptors) for gpu, part in zip(gpus, parts, strict=True)]
 
 
 class TierPaths:
@@ -132,8 +128,8 @@ class TierPaths:
             raise InputError(
                 f"cache tier {config.name}", f"topology {paths.topology.name} has no {config.at}", "name its vertices"
             )
-        self._load, self._load_descriptors = _cost(config.load)
-        self._store, self._store_descriptors = _cost(config.store)
+        self._load, self._load_descriptors = transfer_cost(config.load)
+        self._store, self._store_descriptors = transfer_cost(config.store)
 
     @property
     def load_cost(self) -> TransferCost:
@@ -182,7 +178,8 @@ class TierPaths:
         return [(places[place], count * size, count) for place, count in sorted(counts.items())]
 
 
-def _cost(transfer: Transfer) -> tuple[TransferCost, int]:
+def transfer_cost(transfer: Transfer) -> tuple[TransferCost, int]:
+    """The named cost table and the descriptors that a chunk takes."""
     return load_cost(transfer.cost), transfer.descriptors_per_chunk
 
 

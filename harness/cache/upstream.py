@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from harness.errors import ComponentError, InputError
@@ -72,8 +73,9 @@ def prepare() -> None:
     init_event_bus(EventBusConfig(enabled=False))
 
 
+@cache
 def check_package(name: str = "lmcache") -> PackageCheck:
-    """Compare every installed file of a package with the SHA-256 in its RECORD."""
+    """Compare every installed file of a package with the SHA-256 in its RECORD; once per process."""
     try:
         distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:

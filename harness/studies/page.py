@@ -29,7 +29,10 @@ def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[Ar
         f"default-src 'none'; script-src {plotly_hash} {script_hash}; style-src 'unsafe-inline'; img-src data: blob:;"
         " font-src data:; base-uri 'none'; form-action 'none'"
     )
-    legend = [tag("span", _swatch(i), f" {table.name} ", class_="label") for i, table in enumerate(tables)]
+    chips = [
+        tag("button", _swatch(i), table.name, type="button", class_="chip", data_run=i, aria_pressed="true")
+        for i, table in enumerate(tables)
+    ]
     plots = [
         tag(
             "figure",
@@ -56,7 +59,8 @@ def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[Ar
             "main",
             tag(
                 "section",
-                tag("p", legend, "Solid with points: ours. Dotted: published.", class_="note"),
+                tag("div", chips, class_="legend", role="group", aria_label="Arms shown in the plots"),
+                tag("p", "Solid with points: ours. Dotted: published.", class_="note"),
                 tag("div", plots, class_="grid"),
             ),
             [_table(table) for table in tables],
@@ -108,6 +112,7 @@ def _figure(metric: str, tables: Sequence[ArmTable]) -> dict[str, Any]:
                         "type": "scatter",
                         "mode": mode,
                         "name": f"{table.name}, {who}",
+                        "meta": {"run": i},
                         "x": [rate for rate, _ in points],
                         "y": rounded([value * factor for _, value in points]),
                         "line": {"color": run_color(i), "width": 2, "dash": dash},
@@ -117,7 +122,7 @@ def _figure(metric: str, tables: Sequence[ArmTable]) -> dict[str, Any]:
                 )
     title = TITLES[metric]
     if metric.startswith("ttft"):
-        y = log_seconds("s", min(seen, default=0.1), max(seen, default=1.0))
+        y = log_seconds("s", min(seen, default=0.1) / 1.3, max(seen, default=1.0) * 1.3)
     else:
         y = axis_of("ms" if metric == "itl_mean_s" else title, rangemode="tozero")
     return {"data": data, "layout": {"xaxis": axis_of("requests per second offered"), "yaxis": y}, "height": 320}
@@ -126,11 +131,12 @@ def _figure(metric: str, tables: Sequence[ArmTable]) -> dict[str, Any]:
 def _answers(tables: Sequence[ArmTable], results: Sequence[ArmResult]) -> list[str]:
     lines = []
     for table in tables:
-        text = f"{table.name}: saturates at {rate_text(table.saturates_at)}"
+        text = f"{table.name}: saturation {rate_text(table.saturates_at)}"
         if table.published:
             text += f" (published: {rate_text(table.published_saturates_at)})"
-        if "output_tok_s" in table.errors:
-            text += f"; output {error_text(table, 'output_tok_s')}, TTFT p90 {error_text(table, 'ttft_p90_s')}"
+        if {"output_tok_s", "ttft_p90_s"} <= table.errors.keys():
+            output, p90 = table.errors["output_tok_s"], table.errors["ttft_p90_s"]
+            text += f"; mean absolute error of output {output.mean_absolute:.1%}, of TTFT p90 {p90.mean_absolute:.1%}"
         lines.append(text)
     lines += [f"{result.name} is not valid: {reason}" for result in results for reason in result.invalid]
     return lines

@@ -140,12 +140,14 @@ def number(metric: str, value: float) -> str:
         return "-"
     if metric == "output_tok_s":
         return f"{value:,.0f}"
-    return f"{value * 1e3:.1f}" if metric == "itl_mean_s" else f"{value:.3f}" if value < 1 else f"{value:.1f}"
+    if metric == "itl_mean_s":
+        return f"{value * 1e3:.1f}"
+    return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
 def _error_lines(tables: Sequence[ArmTable]) -> list[str]:
     head = "| arm | " + " | ".join(f"{TITLES[m]}: error (bias), away from the knee" for m in METRICS)
-    lines = [head + " | TTFT lower by | saturates at: published / ours |", "| :--- |" + " ---: |" * (len(METRICS) + 2)]
+    lines = [head + " | TTFT lower by | saturation: published / ours |", "| :--- |" + " ---: |" * (len(METRICS) + 2)]
     for table in tables:
         cells = [error_text(table, m) for m in METRICS]
         cells.append("-" if table.ttft_offset_s is None else f"{table.ttft_offset_s:.3f} s")
@@ -167,4 +169,4 @@ def error_text(table: ArmTable, metric: str) -> str:
 
 def rate_text(rate: float | None) -> str:
     """A saturation rate in words."""
-    return "never" if rate is None else f"{rate:.1f} req/s"
+    return "not reached" if rate is None else f"at {rate:.1f} req/s"

@@ -20,10 +20,12 @@ from harness.trace.exporters import EXPORTERS
 from harness.trace.generate import generate_sessions
 from harness.trace.importers import ImportOptions
 from harness.trace.model import Session
-from harness.trace.profile import load_profile, profile_names
+from harness.trace.profile import load_profile, profile_names, without_shared_prefix
 from harness.trace.read import FORMATS, Blocks, read_trace, trace_files
 from harness.trace.sample import Moved, Strata, choose, kept, moved
+from harness.trace.shape import Shape
 from harness.trace.stats import trace_stats
+from harness.trace.table import flat_stats, shown
 from harness.trace.targets import compare, load_targets
 from harness.trace.write import write_trace
 
@@ -57,9 +59,23 @@ def with_progress(sessions: Iterator[Session], what: str, total: int | None = No
 
 
 @app.command()
-def stats(file: TraceArgument, as_json: JsonOption = False) -> None:
+def stats(
+    file: TraceArgument,
+    as_json: JsonOption = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="PAGE", help="Also write a page with plots: one file, no network.")
+    ] = None,
+) -> None:
     """What is in a trace."""
-    found = trace_stats(with_progress(read_trace(file, blocks="keep"), f"reading {file.name}"))
+    sessions = with_progress(read_trace(file, blocks="keep"), f"reading {file.name}")
+    if html is None:
+        found = trace_stats(sessions)
+    else:
+        if any(html.resolve() == part.resolve() for part in trace_files(file)):
+            raise InputError(f"--html {html}", "is the trace itself", "give another name for the page")
+        shape = Shape()
+        found = trace_stats(shape.watch(sessions))
+        _write_page(html, file.name or str(file), found, shape)
     if as_json:
         print(json.dumps(found, indent=1))
         return
@@ -69,24 +85,13 @@ def stats(file: TraceArgument, as_json: JsonOption = False) -> None:
     Console().print(table)
 
 
-def flat_stats(found: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Statistics as (dotted name, value) in order."""
-    for name, value in found.items():
-        if isinstance(value, dict):
-            yield from flat_stats(value, f"{before}{name}.")
-        elif isinstance(value, list):
-            for row in value:
-                window = "infinite" if row["window_s"] is None else f"{row['window_s']:.0f} s"
-                yield f"{before}{name} ({window})", row["hit"]
-        else:
-            yield before + name, value
+def _write_page(html: Path, name: str, found: dict[str, Any], shape: Shape) -> None:
+    from harness.trace.page import render_trace_page  # plotly is wanted for pages alone
 
-
-def shown(value: float | int | None) -> str:
-    """A number for people: with separators from a thousand on, else four significant digits."""
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 1000 else f"{value:.4g}"
+    try:
+        html.write_text(render_trace_page(name, found, shape), encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--html {html}", f"cannot be written ({error.strerror})", "give a writable place") from None
 
 
 @app.command()
@@ -180,10 +185,14 @@ def generate(
     profile: Annotated[str, typer.Option(help=f"One of {', '.join(profile_names())}, or a YAML file.")] = "claude-code",
     seed: Annotated[int, typer.Option(help="Same seed, same trace.")] = 1,
     sessions: Annotated[int, typer.Option(min=0, help="Number of sessions.")] = 393,
+    no_shared_prefix: Annotated[
+        bool, typer.Option("--no-shared-prefix", help="Sessions have no system prompt and tools in common.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Generate a synthetic trace."""
-    made = generate_sessions(load_profile(profile), seed, sessions)
+    chosen = load_profile(profile)
+    made = generate_sessions(without_shared_prefix(chosen) if no_shared_prefix else chosen, seed, sessions)
     _say_written(target, write_trace(target, with_progress(made, "generating", sessions)), as_json)
 
 

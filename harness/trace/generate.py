@@ -13,7 +13,7 @@ from random import Random
 
 from harness.trace.drafts import Draft, Drafts
 from harness.trace.model import Session, SharedPrefix
-from harness.trace.profile import LogNormal, Mixture, Model, Profile, by_share, pick
+from harness.trace.profile import LogNormal, Mixture, Model, Profile, SidePart, SubPart, by_share, pick
 
 TURNS, SUB, SIDE, WINDOW, FIRST, MODEL = range(6)
 """What is spread evenly over the sessions: columns of the even spread."""
@@ -66,8 +66,7 @@ def _sizes(profile: Profile, spread: list[tuple[float, ...]]) -> list[float]:
 def group_count(profile: Profile, turns: int, u: float) -> int:
     """Sub-agent groups of a session of so many turns; `u` (0..1) decides both whether and how many."""
     sub = profile.sub_agents
-    share = sub.session_share.of(turns)
-    if u >= share:
+    if sub is None or u >= (share := sub.session_share.of(turns)):
         return 0
     # Given that the session has groups, u / share is uniform, and as evenly spread over the sessions as u is.
     groups = sub.groups.at(u / share) * sub.groups_by_turns.of(turns)
@@ -114,7 +113,8 @@ class _SessionMaker:
         self.window = self._blocks(by_share(profile.session.window_tokens, u[WINDOW]).tokens)
         self.model: Model = by_share(profile.models.session, u[MODEL])
         self.main_prefix = self._blocks(profile.shared_prefix.main.tokens)
-        self.sub_prefix = self._blocks(profile.shared_prefix.sub_agent.tokens)
+        sub_agent = profile.shared_prefix.sub_agent
+        self.sub_prefix = self._blocks(sub_agent.tokens) if sub_agent else 0
         self.first_sub = -1
         self.groups = 0
         self.sides = 0
@@ -124,11 +124,10 @@ class _SessionMaker:
         """The session, its calls in order of time."""
         self._main_conversation()
         shared = self.p.shared_prefix
-        prefixes = (
-            SharedPrefix(shared.main.key, self.main_prefix),
-            SharedPrefix(shared.sub_agent.key, self.sub_prefix),
-        )
-        return self.drafts.session(session_id, prefixes if shared.enabled else ())
+        prefixes = [SharedPrefix(shared.main.key, self.main_prefix)]
+        if shared.sub_agent:
+            prefixes.append(SharedPrefix(shared.sub_agent.key, self.sub_prefix))
+        return self.drafts.session(session_id, tuple(prefixes) if shared.enabled else ())
 
     # Draws
 
@@ -152,9 +151,8 @@ class _SessionMaker:
             left += self.rng.expovariate(1.0)
         return count
 
-    def _group_batches(self) -> list[tuple[int, int]]:
+    def _group_batches(self, sub: SubPart) -> list[tuple[int, int]]:
         """(turn, groups) of each batch of sub-agent groups, by turn; empty without sub-agents."""
-        sub = self.p.sub_agents
         left = group_count(self.p, self.turns, self.u[SUB])
         batches = []
         while left > 0:
@@ -230,12 +228,13 @@ class _SessionMaker:
         return current
 
     def _main_conversation(self) -> None:
-        main = self.p.main
+        main, sub, side = self.p.main, self.p.sub_agents, self.p.side_chains
         style = _Style("main", self.model, main.added_tokens, main.output_tokens, main.gap_s)
-        batches = self._group_batches()
+        batches = self._group_batches(sub) if sub else []
         breaks = self._break_turns()
         away = next((part for part in main.gap_s if part.kind == "away"), main.gap_s[-1])
-        has_sides = self.u[SIDE] < self.p.side_chains.session_share
+        if side and self.u[SIDE] >= side.session_share:
+            side = None
         context = min(max(self._blocks(main.first_tokens.at(self.u[FIRST])), self.main_prefix), self.window)
         cut_at = self._cut_at()
         ref, keep, prefix = -1, 0, MAIN_PREFIX
@@ -247,9 +246,10 @@ class _SessionMaker:
             current = self._add(style, context, ref, keep, gap_ms, waited, prefix=prefix)
             history.append(current)
             joined = [current]
-            if has_sides:
-                joined += self._side_chains(current, turn)
-            joined += self._groups(current, turn, batches)
+            if side:
+                joined += self._side_chains(side, current, turn)
+            if sub:
+                joined += self._groups(sub, current, turn, batches)
             waited = tuple(joined)
             part = away if turn in breaks else pick(main.gap_s, self.rng)
             gap_ms = self._ms(part)
@@ -267,9 +267,8 @@ class _SessionMaker:
                 cut_at = self._cut_at()
         self.drafts[history[-1]].stop = "end_turn"
 
-    def _side_chains(self, main: int, turn: int) -> list[int]:
+    def _side_chains(self, side: SidePart, main: int, turn: int) -> list[int]:
         """Chains begun while a main call runs; returns the last calls of those that the next turn awaits."""
-        side = self.p.side_chains
         root = self.drafts[main]
         joined = []
         for number in range(self._poisson(side.per_turn) + (side.at_first_turn if turn == 0 else 0)):
@@ -290,12 +289,11 @@ class _SessionMaker:
                 joined.append(last)
         return joined
 
-    def _groups(self, main: int, turn: int, batches: list[tuple[int, int]]) -> list[int]:
+    def _groups(self, sub: SubPart, main: int, turn: int, batches: list[tuple[int, int]]) -> list[int]:
         """Begins the batches that are due after a main call; returns the calls that the next turn awaits.
 
         A batch for which too many groups still run is left for a later turn.
         """
-        sub = self.p.sub_agents
         joined: list[int] = []
         gap_ms = 0
         while batches and batches[0][0] <= turn:
@@ -312,7 +310,7 @@ class _SessionMaker:
             lanes_left = sub.batch_calls_max - size
             last: list[int] = []
             for place in range(size):
-                ends, lanes_left = self._group(main, begin_ms + 50 * place, lanes_left)
+                ends, lanes_left = self._group(sub, main, begin_ms + 50 * place, lanes_left)
                 self.group_ends.append(max(self.drafts[end].end_ms for end in ends))
                 last += ends
             gap_ms = begin_ms + 50 * size
@@ -320,18 +318,17 @@ class _SessionMaker:
                 joined += last
         return joined
 
-    def _group(self, after: int, gap_ms: int, lanes_left: int) -> tuple[list[int], int]:
+    def _group(self, sub: SubPart, after: int, gap_ms: int, lanes_left: int) -> tuple[list[int], int]:
         """One group: its own chain, and short chains (lanes) beside it.
 
         Returns their last calls, and how many lanes the batch may still begin at once.
         """
-        sub = self.p.sub_agents
         self.groups += 1
         fast = self.p.models.sub_agent_fast
-        model = fast if self._chance(fast.share) else self.model
+        model = fast if fast and self._chance(fast.share) else self.model
         calls = max(1, round(sub.calls.draw(self.rng)))
         own = max(1, round(calls * sub.own_share))
-        lanes_at = self._lanes(calls - own, own)
+        lanes_at = self._lanes(sub, calls - own, own)
         if self._chance(sub.fork_share):
             ref, keep, prefix = after, self.drafts[after].blocks, -1
             context = max(keep + 1, min(keep + self._added(sub.added_tokens), self.window))
@@ -351,7 +348,7 @@ class _SessionMaker:
             for length in lengths[: max(0, lanes_left)] if number == 0 else lengths:
                 lane += 1
                 style.chain = f"s{self.groups}.{lane}"
-                last = self._lane(style, length, current)
+                last = self._lane(sub, style, length, current)
                 (joined if self._chance(sub.lane_joined_share) else ends).append(last)
             if number == 0:
                 lanes_left -= len(lengths)
@@ -369,9 +366,8 @@ class _SessionMaker:
             return -1, 0, SUB_PREFIX
         return self.first_sub, min(self.sub_prefix, self.drafts[self.first_sub].blocks), -1
 
-    def _lanes(self, calls: int, own: int) -> dict[int, list[int]]:
+    def _lanes(self, sub: SubPart, calls: int, own: int) -> dict[int, list[int]]:
         """`calls` calls cut into lanes of geometric length; lengths by the own call that a lane begins at."""
-        sub = self.p.sub_agents
         lanes: dict[int, list[int]] = {}
         place = -1
         while calls > 0:
@@ -384,8 +380,7 @@ class _SessionMaker:
             calls -= length
         return lanes
 
-    def _lane(self, style: _Style, length: int, own: int) -> int:
-        sub = self.p.sub_agents
+    def _lane(self, sub: SubPart, style: _Style, length: int, own: int) -> int:
         if self.first_sub < 0 or self._chance(sub.lane_fork_share):
             fork = (own, self.drafts[own].blocks, self.drafts[own].blocks)
         else:

@@ -122,7 +122,7 @@ class SharedPart(Strict):
 
     enabled: bool
     main: PrefixPart
-    sub_agent: PrefixPart
+    sub_agent: PrefixPart | None = None
 
 
 class Compaction(Strict):
@@ -244,19 +244,19 @@ class Models(Strict):
     """Models of sessions, and the fast one of some sub-agents."""
 
     session: Annotated[list[Model], Meta(min_length=1)]
-    sub_agent_fast: Model
+    sub_agent_fast: Model | None = None
 
 
-class Profile(Strict):
-    """All parameters of a generator profile."""
+class Profile(Strict, kw_only=True):
+    """All parameters of a generator profile. Without `side_chains` or `sub_agents` there are none."""
 
     name: str
     block_tokens: Annotated[int, Meta(ge=1, le=2**20)]
     session: SessionPart
     shared_prefix: SharedPart
     main: MainPart
-    side_chains: SidePart
-    sub_agents: SubPart
+    side_chains: SidePart | None = None
+    sub_agents: SubPart | None = None
     service: Service
     models: Models
 
@@ -281,10 +281,22 @@ def load_profile(name: str | Path) -> Profile:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(str(path), f"is not YAML ({str(error).splitlines()[0]})", "correct the file") from None
     try:
-        return msgspec.convert(data, Profile)
+        profile = msgspec.convert(data, Profile)
     except msgspec.ValidationError as error:
         what, _, at = str(error).partition(" - at ")
         where = f"{path}: field {at.strip('`$.')}" if at else str(path)
         raise InputError(
             where, what.replace("`", "").lower(), "correct the profile (docs/trace-synthesis.md)"
         ) from None
+    if profile.sub_agents is not None and profile.shared_prefix.sub_agent is None:
+        raise InputError(
+            f"{path}: field shared_prefix.sub_agent", "is missing", "say what the sub_agents of the profile begin with"
+        )
+    return profile
+
+
+def without_shared_prefix(profile: Profile) -> Profile:
+    """The profile with sessions that have nothing in common; nothing else changes."""
+    return msgspec.structs.replace(
+        profile, shared_prefix=msgspec.structs.replace(profile.shared_prefix, enabled=False)
+    )

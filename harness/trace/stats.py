@@ -4,7 +4,8 @@ sessions.
 Conventions: calls in order of t; a call ends at t + api (at t where no duration was recorded). An arrival is
 every call but a session's first; its gap is zero if it starts before the latest end of the session's earlier
 calls, else it is idle for start - latest end. Percentiles interpolate linearly. Block hits are those of a
-cache inside the session, counted in blocks: kept / (kept + new). In flight: ends come before starts at equal
+cache inside the session, counted in blocks: kept / (kept + new); token hits are the tokens of those blocks against
+all input tokens, partial tails included. In flight: ends come before starts at equal
 times. The busiest minutes of a session are one-minute bins from its first call on, counted against the
 minutes from its first start to its last end.
 """
@@ -84,6 +85,7 @@ class _Totals:
     chains: int = 0
     without_api: int = 0
     hits: list[int] = field(default_factory=lambda: [0] * len(WINDOWS_S))
+    hit_tokens: list[int] = field(default_factory=lambda: [0] * len(WINDOWS_S))
     models: Counter[str] = field(default_factory=Counter)
 
     def add(self, session: Session) -> None:
@@ -125,6 +127,7 @@ class _Totals:
         self._add_groups(calls)
         for window, blocks_hit in enumerate(session_hits(session)):
             self.hits[window] += blocks_hit
+            self.hit_tokens[window] += blocks_hit * block
 
     def _add_call(self, call: Call, block_tokens: int) -> None:
         self.input.append(call.input_tokens)
@@ -147,11 +150,9 @@ class _Totals:
     def _add_shape(self, calls: Sequence[Call], life_s: float) -> None:
         self.life.append(life_s)
         self.in_flight.append(most_at_once((call.t_s, end_s(call)) for call in calls))
-        minutes = max(1, math.ceil(life_s / 60))
-        counts = Counter(min(int((call.t_s - calls[0].t_s) // 60), minutes - 1) for call in calls)
-        half, most = busiest_share(Counter(counts.values()), minutes)
-        self.minutes.update(counts.values())
-        self.minutes[0] += minutes - len(counts)
+        bins = minute_bins(calls, life_s)
+        half, most = busiest_share(bins, bins.total())
+        self.minutes.update(bins)
         self.half.append(half)
         self.most.append(most)
         names = {call.chain for call in calls}
@@ -184,7 +185,7 @@ class _Totals:
         arrivals = len(self.idle) + self.zero
         idle = np.asarray(self.idle)
         long_calls = inputs > LONG_CONTEXT_TOKENS
-        minutes = sum(self.minutes.values())
+        minutes = self.minutes.total()
         pooled = busiest_share(self.minutes, minutes) if minutes else (None, None)
         return {
             "sessions": self.sessions,
@@ -215,6 +216,10 @@ class _Totals:
             "block_hit_by_window": [
                 {"window_s": None if math.isinf(w) else w, "hit": _share(hits, self.kept + self.new_blocks)}
                 for w, hits in zip(WINDOWS_S, self.hits, strict=True)
+            ],
+            "token_hit_by_window": [
+                {"window_s": None if math.isinf(w) else w, "hit": _share(tokens, total_in)}
+                for w, tokens in zip(WINDOWS_S, self.hit_tokens, strict=True)
             ],
             "new_tokens_per_call": _spread(self.new, 50, 90, 99, extra=("mean",)),
             "unique_tokens": {"total": total_new, **_spread(self.unique, 50, extra=("mean",))},
@@ -276,14 +281,23 @@ def most_at_once(spans: Iterable[tuple[float, float]]) -> int:
     return most
 
 
-def busiest_share(bins: Counter[int], total: int) -> tuple[float, float]:
-    """Share of `total` bins that hold 50 % and 90 % of all calls, fullest first; `bins`: number of bins by
-    their calls.
+def minute_bins(calls: Sequence[Call], life_s: float) -> Counter[int]:
+    """Number of a session's minutes by the calls that start in them; idle minutes under 0."""
+    minutes = max(1, math.ceil(life_s / 60))
+    counts = Counter(min(int((call.t_s - calls[0].t_s) // 60), minutes - 1) for call in calls)
+    bins = Counter(counts.values())
+    bins[0] = minutes - len(counts)
+    return bins
+
+
+def busiest_share(bins: Counter[int], total: int, levels: Sequence[float] = (0.5, 0.9)) -> tuple[float, ...]:
+    """Share of `total` bins that hold so much of all calls (`levels`, 0..1), fullest first; `bins`: number of
+    bins by their calls.
     """
     sizes = sorted((size for size in bins if size), reverse=True)
     calls = sum(size * bins[size] for size in sizes)
     found = []
-    for level in (0.5, 0.9):
+    for level in levels:
         wanted, used = level * calls - 1e-9, 0
         for size in sizes:
             need = math.ceil(wanted / size - 1e-9)
@@ -292,7 +306,7 @@ def busiest_share(bins: Counter[int], total: int) -> tuple[float, float]:
             if need <= bins[size]:
                 break
         found.append(used / total)
-    return found[0], found[1]
+    return tuple(found)
 
 
 def _share(part: float, whole: float) -> float | None:

@@ -42,7 +42,7 @@ def token(origin: int, pos: int, offset: int) -> int:
     return ((origin << 16) | pos) << 8 | offset
 
 
-def make_scheduler(config: SchedulerConfig) -> Scheduler:
+def make_scheduler(config: SchedulerConfig, kv_transfer_config: Any = None) -> Scheduler:
     """vLLM's scheduler with the options of `config`; V1 model runner form, so that resumed requests are told apart."""
     is_async = config.async_scheduling
     blocks, block = config.num_gpu_blocks, config.block_tokens
@@ -97,7 +97,7 @@ def make_scheduler(config: SchedulerConfig) -> Scheduler:
         ec_manager_config=Namespace(get_encoder_cache_manager_obj=lambda: None),
         aux_output_config=Namespace(enabled=False),
         lora_config=None,
-        kv_transfer_config=None,
+        kv_transfer_config=kv_transfer_config,
         ec_transfer_config=None,
         speculative_config=None,
         is_mm_encoder_only=False,
@@ -139,11 +139,13 @@ class _Result:
         if self.ids:
             engine.steps += 1
             engine.deliver_until(engine.steps)
+        engine.on_result(not self.ids)
         sampled = [[engine.next_token(i)] if i in self.samples else [] for i in self.ids]
         return ModelRunnerOutput(
             req_ids=self.ids,
             req_id_to_index={i: at for at, i in enumerate(self.ids)},
             sampled_token_ids=sampled,
+            kv_connector_output=engine.connector_output(),
         )
 
 
@@ -165,7 +167,7 @@ class VllmEngine(EngineCore):
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
-        self.scheduler = make_scheduler(workload.config)
+        self.scheduler = self.make_scheduler()
         is_async = workload.config.async_scheduling
         self.vllm_config = self.scheduler.vllm_config
         self.model_executor = _Executor(self)
@@ -188,16 +190,37 @@ class VllmEngine(EngineCore):
         self.scheduler.kv_event_publisher = Namespace(publish=self._publish)
         self._record_calls()
 
+    def make_scheduler(self) -> Scheduler:
+        """The scheduler under test."""
+        return make_scheduler(self.workload.config)
+
     # ------------------------------------------------------------------ from outside
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is still to come."""
+        return self._delivered < len(self._events)
 
     def deliver_until(self, step: int) -> None:
         """What arrives while step number `step` runs."""
-        while self._delivered < len(self._events) and self._events[self._delivered][0] <= step:
-            self._deliver_next()
+        while self.pending and self._events[self._delivered][0] <= step:
+            self.deliver_next()
 
-    def _deliver_next(self) -> None:
+    def deliver_next(self) -> None:
+        """The next arrival or abort."""
         _, kind, spec = self._events[self._delivered]
         self._delivered += 1
+        self.receive(kind, spec)
+
+    def on_result(self, empty: bool) -> None:
+        """Somebody waits for a batch."""
+
+    def connector_output(self) -> Any:
+        """What the workers' KV connectors report with a batch."""
+        return None
+
+    def receive(self, kind: str, spec: Spec) -> None:
+        """A message reaches the engine's input queues."""
         self._inbox.append((kind, spec))
         if kind == "abort":
             self.aborts_queue.put_nowait([spec.request_id])  # EngineCore: every abort goes into both queues
@@ -219,11 +242,11 @@ class VllmEngine(EngineCore):
                 self._inbox.clear()
                 if self.scheduler.has_requests() or self.batch_queue:
                     break
-                if self._delivered == len(self._events):
-                    return comparable(self.log)
+                if not self.pending:
+                    return self.comparable(self.log)
                 while not self.aborts_queue.empty():
                     self.aborts_queue.get_nowait()  # as _process_input_queue does when idle
-                self._deliver_next()
+                self.deliver_next()
             self.step_fn()
 
     # ------------------------------------------------------------------ content
@@ -271,12 +294,31 @@ class VllmEngine(EngineCore):
             else:
                 self._published.append(("cleared",))
 
+    def line(self) -> list[str]:
+        """The waiting line."""
+        return [r.request_id for r in self.scheduler.waiting]
+
+    def before_call(self) -> None:
+        """A call into the scheduler begins."""
+
+    def after_call(self, kind: str, empty: bool) -> None:
+        """A schedule ("S") or update ("U") of an empty batch or not has ended."""
+
+    def delivered(self, outputs: list[Any]) -> list[tuple[str, bool]]:
+        """(id, finished) of each token that goes out."""
+        return [(o.request_id, o.finish_reason is not None) for o in outputs]
+
+    def comparable(self, log: list[Record]) -> list[Record]:
+        """The record without what need not be equal."""
+        return comparable(log)
+
     def _record_calls(self) -> None:
         scheduler = self.scheduler
         schedule, update = scheduler.schedule, scheduler.update_from_output
         pool = scheduler.kv_cache_manager.block_pool
 
         def recorded_schedule(*args: Any) -> Any:
+            self.before_call()
             output = schedule(*args)
             computed = {r.req_id: r.num_computed_tokens for r in output.scheduled_new_reqs}
             cached = output.scheduled_cached_reqs
@@ -288,26 +330,29 @@ class VllmEngine(EngineCore):
                     [r.req_id for r in output.scheduled_new_reqs],
                     [i for i in order if i in cached.resumed_req_ids],
                     output.preempted_req_ids or (),
-                    [r.request_id for r in scheduler.waiting],
+                    self.line(),
                     pool.get_num_free_blocks(),
                 )
             )
+            self.after_call("S", not order and not output.preempted_req_ids)
             return output
 
         def recorded_update(output: Any, result: Any) -> Any:
             self._published = []
+            self.before_call()
             outputs = update(output, result)
             tokens = outputs[0].outputs if 0 in outputs else []
             self.log.append(
                 updated(
-                    [(o.request_id, o.finish_reason is not None) for o in tokens],
+                    self.delivered(tokens),
                     [r.request_id for r in scheduler.running],
-                    [r.request_id for r in scheduler.waiting],
+                    self.line(),
                     pool.get_num_free_blocks(),
                     self._published,
                     not output.num_scheduled_tokens,
                 )
             )
+            self.after_call("U", not output.num_scheduled_tokens)
             return outputs
 
         scheduler.schedule, scheduler.update_from_output = recorded_schedule, recorded_update

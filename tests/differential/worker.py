@@ -1,7 +1,8 @@
 """Runs in the interpreter that has vLLM's sources: both engines on the same random workloads, record by record.
 
-    python -m tests.differential.worker random sync|async FIRST_SEED STEPS    workloads until STEPS steps are compared
-    python -m tests.differential.worker file FILE                             {"vllm": workload, "ours": workload}
+    python -m tests.differential.worker random sync|async FIRST_SEED STEPS     workloads until STEPS steps are compared
+    python -m tests.differential.worker connected sync|async FIRST_SEED STEPS  the same with a KV connector
+    python -m tests.differential.worker file FILE                              {"vllm": workload, "ours": workload}
 
 One JSON line per workload on stdout; a difference is shrunk before it is reported.
 """
@@ -17,21 +18,24 @@ from tests.differential import torch_stub
 
 torch_stub.install()
 
-from tests.differential.vllm_engine import VllmEngine  # noqa: E402  (after the placeholders)
+from tests.differential.vllm_connector import ConnectedVllmEngine  # noqa: E402  (after the placeholders)
+from tests.differential.vllm_engine import VllmEngine  # noqa: E402
+from tests.engine.connected import STUCK, random_connected_workload, run_connected  # noqa: E402
 from tests.engine.workload import Record, RecordingRank, Workload, random_workload, run_node, simpler  # noqa: E402
 
 
 def compare(workload: Workload, other: Workload | None = None) -> dict[str, Any]:
     """Counts of what was compared, and the first difference if there is one. `other`: what our engine gets instead."""
-    theirs = VllmEngine(workload).run()
+    connected = workload.connector is not None
+    theirs = (ConnectedVllmEngine if connected else VllmEngine)(workload).run()
     log: list[Record] = []
     failure = None
     other = other or workload
     try:
-        ours = run_node(other, RecordingRank(other.config, log), log)
+        ours = run_connected(other, log) if connected else run_node(other, RecordingRank(other.config, log), log)
     except Exception as error:  # a crash of our engine is a difference like any other
         ours, failure = log, f"{type(error).__name__}: {error}"
-    steps = [r for r in theirs if r[0] == "S"]
+    steps = [r for r in theirs if r[0] == "S" and (r[1] or not connected)]
     size = workload.config.block_tokens
     longest = {spec.request_id: (spec.prompt_tokens - 1) // size * size for spec in workload.requests}
     admitted = [(i, computed) for r in steps for i, _, computed in r[1] if computed and i in (*r[2], *r[3])]
@@ -45,10 +49,35 @@ def compare(workload: Workload, other: Workload | None = None) -> dict[str, Any]
         "priority": int(workload.config.policy == "priority"),
         "aborts": sum(1 for spec in workload.requests if spec.abort_at is not None),
     }
+    if connected:
+        counts |= connected_counts(workload, theirs)
     if ours == theirs:
         return counts
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
     return counts | {"at": at, "ours": ours[at : at + 1], "vllm": theirs[max(0, at - 3) : at + 1], "failure": failure}
+
+
+def connected_counts(workload: Workload, record: list[Record]) -> dict[str, int]:
+    """What the connector brought about, as the record and the scripts show it."""
+    held: set[str] = set()
+    counts = {"loads": 0, "aborts while loading": 0, "errors": 0, "overtaken": 0, "stuck": int(record[-1] == STUCK)}
+    aborted = {spec.request_id for spec in workload.requests if spec.abort_at is not None}
+    done: set[str] = set()
+    for entry in record:
+        if entry[0] not in "SU":
+            continue
+        at = 5 if entry[0] == "S" else 3
+        holding = entry[at][: entry[at].index("/")]
+        counts["loads"] += len(set(holding) - held)
+        if entry[0] == "S":
+            counts["overtaken"] += bool(entry[2] and entry[5][-1] != "/")
+        else:
+            done.update(i for i, finished in entry[1] if finished)
+            left = held - set(holding)
+            counts["errors"] += len(left & done)
+            counts["aborts while loading"] += len((left & aborted) - done)
+        held = set(holding)
+    return counts
 
 
 def main() -> None:
@@ -61,7 +90,8 @@ def main() -> None:
     mode, seed, steps = arguments[0], int(arguments[1]), int(arguments[2])
     while steps > 0:
         # every tenth workload is a long one
-        workload = random_workload(seed, is_async=mode == "async", size=40 if seed % 10 else 250)
+        make = random_connected_workload if kind == "connected" else random_workload
+        workload = make(seed, is_async=mode == "async", size=40 if seed % 10 else 250)
         result = {"seed": seed, **compare(workload)}
         steps -= result["steps"]
         if "at" in result:

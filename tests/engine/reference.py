@@ -126,6 +126,11 @@ class ReferenceRank:
         self.events: list[object] = []  # what a Node would stamp; the record has them instead
 
     @property
+    def waiting_count(self) -> int:
+        """vllm:num_requests_waiting."""
+        return len(self.waiting)
+
+    @property
     def unfinished(self) -> bool:
         """has_unfinished_requests."""
         return bool(self.running or self.waiting)

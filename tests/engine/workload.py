@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from fake_workers.engine.connector import ConnectorOptions
 from fake_workers.engine.events import KvEvent, Removed, Stored
 from fake_workers.engine.node import Node
 from fake_workers.engine.request import EngineRequest
@@ -19,6 +20,36 @@ from fake_workers.pricing.steps import RankBatch
 
 Record = tuple[Any, ...]
 """("S", ...) for a schedule call, ("U", ...) for an update call; see `scheduled` and `updated`."""
+
+
+@dataclass(frozen=True)
+class RemoteLoad:
+    """What a lookup finds below the engine: the prompt's first `reach` tokens.
+
+    `steps`: how many steps a load takes (-1: it happens inside the step that admits the request). It fails where
+    `valid` is not None: after so many tokens, or with -1 altogether.
+    """
+
+    reach: int
+    steps: int
+    valid: int | None = None
+
+
+@dataclass(frozen=True)
+class Remote:
+    """The connector's script for one request."""
+
+    ready_at: int = 0
+    """Lookups answer None until this step."""
+    loads: tuple[RemoteLoad, ...] = ()
+    """One after the other; then nothing is found any more."""
+    save_steps: int | None = None
+    """Steps for which the blocks are still read after the end."""
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> Remote:
+        """As `asdict` made it."""
+        return Remote(**{**data, "loads": tuple(RemoteLoad(**load) for load in data["loads"])})
 
 
 @dataclass(frozen=True)
@@ -34,6 +65,7 @@ class Spec:
     abort_at: int | None = None
     priority: int = 0
     arrival: int = 0
+    remote: Remote = Remote()
 
     def identity(self, position: int, block_tokens: int) -> tuple[int, int]:
         """(origin, pos) of the block at `position`, in the prompt or in what is generated."""
@@ -63,6 +95,7 @@ class Workload:
 
     config: SchedulerConfig
     requests: tuple[Spec, ...]
+    connector: ConnectorOptions | None = None
 
     def events(self) -> list[tuple[int, str, Spec]]:
         """(step, "add" or "abort", request) in the order of arrival."""
@@ -77,15 +110,29 @@ class Workload:
 
     def to_json(self) -> dict[str, Any]:
         """A form that `from_json` reads back."""
-        return {"config": asdict(self.config), "requests": [asdict(spec) for spec in self.requests]}
+        connector = None if self.connector is None else asdict(self.connector)
+        requests = [asdict(spec) for spec in self.requests]
+        return {"config": asdict(self.config), "requests": requests, "connector": connector}
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> Workload:
         """The workload of `to_json`."""
         requests = tuple(
-            Spec(**{**spec, "runs": tuple(tuple(run) for run in spec["runs"])}) for spec in data["requests"]
+            Spec(
+                **{
+                    **spec,
+                    "runs": tuple(tuple(run) for run in spec["runs"]),
+                    "remote": Remote.from_json(spec["remote"]),
+                }
+            )
+            for spec in data["requests"]
         )
-        return Workload(SchedulerConfig(**data["config"]), requests)
+        connector = data["connector"]
+        return Workload(
+            SchedulerConfig(**data["config"]),
+            requests,
+            None if connector is None else ConnectorOptions(**connector),
+        )
 
 
 def random_config(rng: random.Random, *, is_async: bool, policy: str | None = None) -> SchedulerConfig:
@@ -334,7 +381,8 @@ def simpler(workload: Workload, fails: Any, most_tries: int = 400) -> Workload:
         size //= 2
     for at in range(len(workload.requests)):
         spec = workload.requests[at]
-        for changes in ({"abort_at": None}, {"output_tokens": 1}, {"priority": 0}, {"at": 1}):
+        simple = ({"abort_at": None}, {"output_tokens": 1}, {"priority": 0}, {"at": 1}, {"remote": Remote()})
+        for changes in simple:
             changed = replace(workload.requests[at], **changes)
             smaller = replace(workload, requests=(*workload.requests[:at], changed, *workload.requests[at + 1 :]))
             if changed != spec and fails(smaller):

@@ -71,3 +71,12 @@ def test_tokenising_costs_what_was_measured_and_twice_where_the_router_tokenises
     assert pre_engine_ms(10_840, False) == pytest.approx(20.46, rel=0.01)
     assert pre_engine_ms(43_359, False) == pytest.approx(87.85, rel=0.01)
     assert pre_engine_ms(7584, True) == pytest.approx(2 * pre_engine_ms(7584, False), rel=1e-3)
+
+
+def test_the_front_end_is_added_only_when_asked_for() -> None:
+    ladder = load_ladder("qwen3-32b-8xtp2")
+    assert experiment_of(ladder, "precise", 1, Options()).router.latency_ms == 0
+    with_it = Options(front_end=True)
+    once = pre_engine_ms(6320 + 1264, False)
+    assert experiment_of(ladder, "approximate", 1, with_it).router.latency_ms == once
+    assert experiment_of(ladder, "precise", 1, with_it).router.latency_ms == pytest.approx(2 * once, rel=1e-3)

@@ -45,7 +45,7 @@ def test_one_arm_from_the_command_line_writes_table_data_and_page_and_is_not_rep
     assert arm["errors"] == {}, "small stages are not the published ones"
     assert "| 40 |" in (tmp_path / "study.md").read_text()
     page = (tmp_path / "study.html").read_text()
-    assert "plot-ttft_p90_s" in page and "k8s-service" in page
+    assert "plot-ttft_p90_s" in page and 'data-run="0"' in page and '"meta":{"run":0}' in page
     calls = tmp_path / "k8s-service" / "seed-1" / "calls.parquet"
     before = calls.stat().st_mtime_ns
     with pytest.raises(SystemExit):

@@ -24,7 +24,7 @@ from harness.trace.stats import trace_stats
 from harness.trace.targets import compare, load_targets
 from harness.trace.write import session_rows, write_trace
 
-SHIPPED = Path(__file__).resolve().parents[2] / "traces" / "agentic-40.jsonl.gz"
+SHIPPED = Path(__file__).resolve().parents[2] / "traces" / "demo.jsonl.gz"
 SHIPPED_SEED, SHIPPED_SESSIONS = 4, 40
 
 

@@ -1,0 +1,89 @@
+"""What an engine needs below it to load and save KV: vLLM 0.32's KV connector interface, and its options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from fake_workers.engine.request import EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorOptions:
+    """vLLM's kv_transfer_config, under its names."""
+
+    kv_role: str = "kv_both"
+    kv_load_failure_policy: str = "fail"
+    """"fail": the request ends in an error; "recompute": what did not arrive is computed."""
+    requires_kv_delivery: bool | None = None
+    """Whether tokens under way at a preemption are thrown away; None: as vLLM's base class, for producers."""
+
+    @property
+    def consumer(self) -> bool:
+        """is_kv_consumer."""
+        return self.kv_role in ("kv_consumer", "kv_both")
+
+    @property
+    def drops_stale(self) -> bool:
+        """requires_kv_delivery, resolved."""
+        if self.requires_kv_delivery is not None:
+            return self.requires_kv_delivery
+        return self.kv_role in ("kv_producer", "kv_both")
+
+
+class Connector(Protocol):
+    """What lies below the engines of one node; `rank` says which of them calls.
+
+    All calls are made at the node's now, in the order of vLLM's. A connector may answer from inside a call.
+    """
+
+    def lookup(self, rank: int, request: EngineRequest, local_hit_tokens: int) -> tuple[int, bool] | None:
+        """At each attempt of admission (get_num_new_matched_tokens): tokens beyond the local hit, and whether they are
+        loaded while the request is held out of the batch (else within the step that admits it).
+
+        None: not known yet; `Node.lookup_ready` tells when to ask again. An answer stands until then: in a leap nobody
+        asks. Local hit plus external tokens never exceed the tokens of the request, and with a load inside the step
+        at least one is left to compute.
+        """
+
+    def start_load(self, rank: int, request: EngineRequest, local_hit_tokens: int, external_tokens: int) -> None:
+        """The request was admitted, or has the blocks that its load fills (update_state_after_alloc of a lookup).
+
+        A load that holds its request ends with `Node.load_ended`. Called with 0 where nothing is to be loaded.
+        """
+
+    def save(self, rank: int, request: EngineRequest, computed_tokens: int) -> None:
+        """A step that computed prompt tokens has ended (wait_for_save): the first `computed_tokens` are in the GPU."""
+
+    def preempted(self, rank: int, request: EngineRequest) -> None:
+        """The request lost its blocks; it will be looked up anew."""
+
+    def finish(self, rank: int, request: EngineRequest) -> bool:
+        """The request ended or was aborted (request_finished). True: its blocks stay until `Node.blocks_released`.
+
+        If its load is still under way its blocks stay anyway, until `Node.load_ended`; then answer False.
+        """
+
+
+@dataclass(slots=True)
+class Transfer:
+    """State of one request towards the connector."""
+
+    loading: bool = False
+    """WAITING_FOR_REMOTE_KVS."""
+    arrived: bool = False
+    """The load has ended and update has seen it (finished_recving_kv_req_ids)."""
+    broken: bool = False
+    """The load has failed and what is missing will be computed (failed_recving_kv_req_ids)."""
+    unanswered: bool = False
+    """The last lookup answered None."""
+    deferred: bool = False
+    """In vLLM's deferred_waiting: was passed over in the line."""
+    drop_stale: bool = False
+    """drop_stale_output: tokens under way at the last preemption do not count."""
+    last_step: int = 0
+    """last_sched_seq: the last step that may write to its blocks."""
+    local_tokens: int = 0
+    external_tokens: int = 0
+    """Hits of the load under way."""
+    started_ns: int = 0

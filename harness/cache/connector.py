@@ -1,0 +1,134 @@
+"""Puts a node's cache tiers below its engines: ExternalCache as the engines' KV connector, on the virtual clock.
+
+The tiers speak up in the middle of an engine's calls as well as between its steps. Everything they say goes over the
+clock, at the same instant, so that an engine is never entered twice; before it is told, its node is brought up to now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fake_workers.engine.node import Node
+from fake_workers.engine.request import EngineRequest
+from harness.cache.base import CacheRequest, ExternalCache, LoadResult
+from harness.clock import VirtualClock
+
+
+class CacheConnector:
+    """The connector of one node. `attach` names the node, which cannot be built before its connector."""
+
+    def __init__(
+        self,
+        cache: ExternalCache,
+        clock: VirtualClock,
+        bring: Callable[[], None],
+        stirred: Callable[[], None],
+        first_rank: int = 0,
+    ) -> None:
+        """`bring` brings the node up to the clock's now; `stirred` is called when it has been told something.
+
+        `first_rank`: number of the group's first rank among all engines of the machine that share the cache.
+        """
+        self.first_rank = first_rank
+        self.cache = cache
+        self.clock = clock
+        self._bring = bring
+        self._stirred = stirred
+        self._node: Node | None = None
+        self._known: dict[EngineRequest, CacheRequest] = {}
+        self._loading: dict[EngineRequest, object] = {}
+        self.load_bytes = 0
+        """Bytes that ended loads brought to GPUs."""
+        self.failed_loads = 0
+
+    def attach(self, node: Node) -> None:
+        """The node whose engines call."""
+        self._node = node
+
+    # ------------------------------------------------------------------ called by the engines
+
+    def lookup(self, rank: int, request: EngineRequest, local_hit_tokens: int) -> tuple[int, bool] | None:
+        """See Connector: all loads hold their request."""
+        found = self.cache.lookup(self._of(rank, request), local_hit_tokens)
+        return None if found is None else (found, True)
+
+    def start_load(self, rank: int, request: EngineRequest, local_hit_tokens: int, external_tokens: int) -> None:
+        """See Connector."""
+        token = object()
+        if external_tokens:
+            self._loading[request] = token
+
+        def done(result: LoadResult) -> None:
+            self._say(self._ended, rank, request, token, result)
+
+        self.cache.start_load(self._of(rank, request), local_hit_tokens, external_tokens, done)
+
+    def save(self, rank: int, request: EngineRequest, computed_tokens: int) -> None:
+        """See Connector."""
+        self.cache.save(self._of(rank, request), computed_tokens)
+
+    def preempted(self, rank: int, request: EngineRequest) -> None:
+        """See Connector."""
+        self.cache.preempted(self._of(rank, request))
+
+    def finish(self, rank: int, request: EngineRequest) -> bool:
+        """See Connector. The tiers drop a load that nobody waits for any more, so its blocks are free from now on."""
+        known = self._known.pop(request, None)
+        if known is None:
+            return False
+
+        def freed() -> None:
+            self._say(self._released, rank, request)
+
+        wanted = self.cache.finish(known, freed)
+        if request in self._loading:
+            token = self._loading[request] = object()
+            self._say(self._ended, rank, request, token, None)
+            return False
+        return wanted
+
+    # ------------------------------------------------------------------ said by the tiers
+
+    def _of(self, rank: int, request: EngineRequest) -> CacheRequest:
+        known = self._known.get(request)
+        if known is None:
+            wake = self._wake
+            known = CacheRequest(
+                request.request_id, self.first_rank + rank, request.runs, request.prompt_tokens, lambda: self._say(wake)
+            )
+            self._known[request] = known
+        return known
+
+    def _say(self, what: Callable[..., None], *arguments: object) -> None:
+        self.clock.call_at(self.clock.now_ns, self._tell, what, *arguments)
+
+    def _tell(self, what: Callable[..., None], *arguments: object) -> None:
+        self._bring()
+        what(*arguments)
+        self._stirred()
+
+    def _wake(self) -> None:
+        assert self._node is not None
+        self._node.lookup_ready()
+
+    def _ended(self, rank: int, request: EngineRequest, token: object, result: LoadResult | None) -> None:
+        if self._loading.get(request) is not token:
+            return  # the request went away between the end of its load and now
+        del self._loading[request]
+        assert self._node is not None
+        if result is None:
+            self._node.load_ended(rank, request, 0, failed=True)
+            return
+        if result.failed:
+            self.failed_loads += 1
+            known = self._known.get(request)
+            if known is not None:
+                self.cache.preempted(known)  # what it found is no longer locked: it has to look again
+            self._node.load_ended(rank, request, 0, failed=True)
+            return
+        self.load_bytes += result.bytes
+        self._node.load_ended(rank, request, by_tier=result.by_tier)
+
+    def _released(self, rank: int, request: EngineRequest) -> None:
+        assert self._node is not None
+        self._node.blocks_released(rank, request)

@@ -1,0 +1,58 @@
+"""KV events of node DRAM: chunks as runs of engine blocks, under LMCache's medium name.
+
+LMCache 0.5.6 reports stores of its workers and evictions of its server with medium "CPU" where kv events are on;
+in multi-process mode routers do not see them unless the connector is told to publish them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from harness.cache.base import TierEvent
+from harness.clock import VirtualClock
+
+MEDIUM = "CPU"
+
+
+class _Watched(Protocol):
+    on_stored: list[Any]
+    on_deleted: list[Any]
+
+
+class EventLog:
+    """Collects events until they are taken."""
+
+    def __init__(self, watch: _Watched, clock: VirtualClock, blocks_per_chunk: int) -> None:
+        self._clock = clock
+        self._blocks = blocks_per_chunk
+        self._events: list[TierEvent] = []
+        self._held: set[Any] = set()
+        watch.on_stored.append(self._stored)
+        watch.on_deleted.append(self._deleted)
+
+    def take(self) -> list[TierEvent]:
+        """Events since the last call, oldest first."""
+        events, self._events = self._events, []
+        return events
+
+    def _stored(self, keys: list[Any], promoted: bool) -> None:
+        self._held.update(keys)
+        self._add(keys, True)
+
+    def _deleted(self, keys: list[Any]) -> None:
+        gone = [key for key in keys if key in self._held]
+        self._held.difference_update(gone)
+        self._add(gone, False)
+
+    def _add(self, keys: list[Any], stored: bool) -> None:
+        now, blocks = self._clock.now_ns, self._blocks
+        start = 0
+        while start < len(keys):
+            first = keys[start]
+            end = start + 1
+            while end < len(keys) and keys[end].origin == first.origin and keys[end].index == first.index + end - start:
+                end += 1
+            self._events.append(
+                TierEvent(now, MEDIUM, stored, first.origin, first.index * blocks, (end - start) * blocks)
+            )
+            start = end
