@@ -162,8 +162,8 @@ class Node:
     def submit(self, rank: int, request: EngineRequest) -> None:
         """A request arrives now (at `now_ns`).
 
-        An idle node begins with all that arrive at this instant (as vLLM drains its input queue when it wakes), a busy one
-        takes them in at its next boundary.
+        An idle node begins with all that arrive at this instant (as vLLM drains its input queue when it wakes), a busy
+        one takes them in at its next boundary.
         """
         self._adds.append((rank, request))
 

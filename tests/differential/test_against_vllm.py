@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.differential.install import interpreter
+from tests.engine.connected import random_connected_workload
 from tests.engine.workload import random_workload
 
 ROOT = Path(__file__).parents[2]
@@ -95,3 +96,25 @@ def test_a_difference_would_be_found(vllm_python: Path, tmp_path: Path) -> None:
     file.write_text(json.dumps({"vllm": workload, "ours": workload}))
     (result,) = worker(vllm_python, "file", str(file))
     assert "at" not in result and result["steps"] > 50
+
+
+def test_a_difference_with_a_connector_would_be_found(vllm_python: Path, tmp_path: Path) -> None:
+    """The same for the connector's rules: each option matters to some workload."""
+    both, producer = {"kv_role": "kv_both"}, {"kv_role": "kv_producer"}
+    for vllm, ours in (
+        ({"kv_load_failure_policy": "fail"}, {"kv_load_failure_policy": "recompute"}),
+        (producer | {"requires_kv_delivery": True}, both),
+        (producer, producer | {"requires_kv_delivery": False}),
+    ):
+        for seed in range(40):
+            workload = random_connected_workload(seed, is_async=True)
+            if workload.config.num_gpu_blocks > 24 or workload.config.max_num_seqs == 1:
+                continue  # too much room for preemption
+            data = workload.to_json()
+            file = tmp_path / "workload.json"
+            file.write_text(json.dumps({"vllm": data | {"connector": vllm}, "ours": data | {"connector": ours}}))
+            (result,) = worker(vllm_python, "file", str(file))
+            if "at" in result:
+                break
+        else:
+            raise AssertionError(f"no workload tells {vllm} from {ours}")

@@ -153,7 +153,7 @@ class RecordingConnectedRank(ConnectedRank):
         return line(holding, waiting, deferred)
 
     def owed(self, outside: Outside) -> bool:
-        """`outstanding` as it truly is: an answer that is there but was not fetched, for want of blocks, is not owed."""
+        """`outstanding` as it truly is: an answer that is there but was not fetched is not owed."""
         waiting = [r for queue in (self.holding, self.waiting) for r in queue if r.transfer]
         return bool(self._delayed) or any(
             (r.transfer.loading and not r.transfer.arrived) or (r.transfer.deferred and outside.unknown(r.request_id))

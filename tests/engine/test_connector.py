@@ -88,7 +88,7 @@ def test_a_load_holds_its_blocks_and_its_request(is_async: bool) -> None:
     assert {e.origin for e in stored} == {1}, "what is being loaded has no identity yet"
     assert held.blocks == 8 and free(engine) == 100 - 8 - other.blocks
     gauges = engine.gauges(0, 20)
-    assert (gauges.running, gauges.waiting) == (1, 1)
+    assert (gauges.running, gauges.waiting, engine.connected[0].deferred_count) == (1, 1, 1)
     engine.load_ended(0, held, by_tier={"dram": 32})
     seen = engine.advance(30)
     step = 3 if is_async else 2

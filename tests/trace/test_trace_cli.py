@@ -45,6 +45,15 @@ def test_generate_check_convert_give_one_trace(tmp_path: Path) -> None:
     assert list(read_trace(copy)) == list(read_trace(made))
 
 
+def test_generate_without_a_shared_prefix(tmp_path: Path) -> None:
+    for name, flags in (("a.jsonl", []), ("b.jsonl", ["--no-shared-prefix"])):
+        ok("generate", "--profile", "chat", "--sessions", 4, *flags, tmp_path / name)
+    shared, alone = list(read_trace(tmp_path / "a.jsonl")), list(read_trace(tmp_path / "b.jsonl"))
+    assert all(s.prefix and s.calls[0].prefix == 0 for s in shared)
+    assert all(not s.prefix and s.calls[0].prefix == -1 for s in alone)
+    assert [[c.input_tokens for c in s.calls] for s in shared] == [[c.input_tokens for c in s.calls] for s in alone]
+
+
 def test_convert_repairs_on_request(tmp_path: Path) -> None:
     broken = write_rows(tmp_path / "t.jsonl", {"session": "a", "block": 64}, {**CALL, "a": "main", "new": 9})
     assert "--repair-blocks" in refused("convert", broken, tmp_path / "o.jsonl").remedy

@@ -18,14 +18,17 @@ from harness.trace.check import check_trace
 from harness.trace.dependencies import replayed_starts_s
 from harness.trace.generate import evenly_spread, generate_sessions
 from harness.trace.model import Session
-from harness.trace.profile import FOLDER, LogNormal, Profile, load_profile, profile_names
+from harness.trace.profile import FOLDER, LogNormal, Profile, load_profile, profile_names, without_shared_prefix
 from harness.trace.read import read_trace
 from harness.trace.stats import trace_stats
-from harness.trace.targets import compare, load_targets
+from harness.trace.targets import compare, load_targets, stat_at
 from harness.trace.write import session_rows, write_trace
 
-SHIPPED = Path(__file__).resolve().parents[2] / "traces" / "demo.jsonl.gz"
+TRACES = Path(__file__).resolve().parents[2] / "traces"
+SHIPPED = TRACES / "demo.jsonl.gz"
 SHIPPED_SEED, SHIPPED_SESSIONS = 4, 40
+LARGE = TRACES / "claude-code.jsonl.gz"
+LARGE_SEED, LARGE_SESSIONS = 1, 393
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +41,26 @@ def small(profile: Profile) -> list[Session]:
     return list(generate_sessions(profile, 11, 25))
 
 
-def test_the_shipped_trace_is_what_its_command_makes(profile: Profile) -> None:
-    made = hashlib.sha256()
-    for session in generate_sessions(profile, SHIPPED_SEED, SHIPPED_SESSIONS):
+@pytest.mark.parametrize(
+    ("path", "seed", "sessions"),
+    [
+        pytest.param(SHIPPED, SHIPPED_SEED, SHIPPED_SESSIONS, id="demo"),
+        pytest.param(LARGE, LARGE_SEED, LARGE_SESSIONS, id="claude-code", marks=pytest.mark.slow),
+    ],
+)
+def test_a_shipped_trace_is_what_its_command_makes(profile: Profile, path: Path, seed: int, sessions: int) -> None:
+    made, shipped = hashlib.sha256(), hashlib.sha256(gzip.decompress(path.read_bytes()))
+    for session in generate_sessions(profile, seed, sessions):
         for row in session_rows(session):
             made.update(row)
-    assert made.hexdigest() == hashlib.sha256(gzip.decompress(SHIPPED.read_bytes())).hexdigest()
+    assert made.hexdigest() == shipped.hexdigest()
+    readme = (TRACES / "README.md").read_text(encoding="utf-8")
+    assert f"--seed {seed} --sessions {sessions} traces/{path.name}" in readme
+    assert shipped.hexdigest() in readme
+
+
+def test_the_large_shipped_trace_has_the_size_that_is_promised() -> None:
+    assert LARGE.stat().st_size < 3.5e6
 
 
 def test_the_shipped_trace_has_the_size_that_is_promised() -> None:
@@ -82,7 +99,7 @@ def test_limits_of_the_profile_hold(profile: Profile, small: list[Session]) -> N
         assert len(session.calls) >= profile.session.min_calls
         assert max(call.input_tokens for call in session.calls) <= window
         groups = trace_stats([session])["sub_agents"]["groups_at_once"]["max"]
-        assert groups is None or groups <= profile.sub_agents.at_once_max
+        assert profile.sub_agents and (groups is None or groups <= profile.sub_agents.at_once_max)
 
 
 def test_a_compaction_keeps_the_system_prompt_alone(profile: Profile, small: list[Session]) -> None:
@@ -122,6 +139,64 @@ def test_sessions_can_be_made_to_share_nothing(tmp_path: Path, small: list[Sessi
         ]
 
 
+def test_the_flag_for_it_does_the_same(profile: Profile, tmp_path: Path) -> None:
+    by_field = load_profile(profile_with(tmp_path, {"shared_prefix.enabled": False}))
+    assert without_shared_prefix(profile) == by_field
+    assert profile.shared_prefix.enabled
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        # Mooncake's conversation trace; turns between those of LMSYS-Chat-1M (2.0) and WildChat (2.54).
+        (
+            "chat",
+            {
+                "calls_per_session.mean": (2.0, 2.54),
+                "input_per_call.mean": (12_035 * 0.85, 12_035 * 1.15),
+                "input_per_call.median": (6_909 * 0.85, 6_909 * 1.15),
+                "input_per_call.p90": (27_367 * 0.85, 27_367 * 1.15),
+                "input_per_call.p99": (85_400 * 0.85, 85_400 * 1.15),
+                "output_per_call.mean": (343 * 0.85, 343 * 1.15),
+                "output_per_call.median": (350 * 0.85, 350 * 1.15),
+                "output_per_call.p90": (597 * 0.85, 597 * 1.15),
+                "in_flight.max": (1, 1),
+            },
+        ),
+        # mini-SWE-agent's calls per session; steps of recorded coding sessions.
+        (
+            "batch-agents",
+            {
+                "calls_per_session.median": (20.1 * 0.85, 22 * 1.15),
+                "output_per_call.median": (263 * 0.85, 263 * 1.15),
+                "new_tokens_per_call.median": (780 * 0.85, 780 * 1.15),
+                "gaps.idle_median_s": (12.2 * 0.85, 12.2 * 1.15),
+                "gaps.ge_1800s_arrival_share": (0, 0.001),
+                "in_flight.max": (1, 1),
+            },
+        ),
+    ],
+)
+def test_other_profiles_have_the_statistics_of_their_sources(
+    name: str, targets: dict[str, tuple[float, float]], tmp_path: Path
+) -> None:
+    sessions = list(generate_sessions(load_profile(name), 1, 800))
+    found = trace_stats(sessions)
+    got = {path: stat_at(found, path) for path in targets}
+    assert {path: value for path, value in got.items() if not targets[path][0] <= value <= targets[path][1]} == {}
+    assert {call.chain for session in sessions for call in session.calls} == {"main"}
+    assert {prefix.key for session in sessions for prefix in session.prefix} == {f"{name}/main"}
+    write_trace(tmp_path / "t.jsonl.gz", sessions[:100])
+    assert check_trace(tmp_path / "t.jsonl.gz") == []
+    assert list(read_trace(tmp_path / "t.jsonl.gz")) == sessions[:100]
+
+
+def test_every_profile_explains_its_parameters() -> None:
+    for name in profile_names():
+        text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+        assert load_profile(name).name == name and text.startswith("#")
+
+
 def test_small_contexts_and_tiny_profiles_stay_valid(tmp_path: Path) -> None:
     change = {
         "shared_prefix.main.tokens": 60_000,
@@ -145,6 +220,7 @@ def test_small_contexts_and_tiny_profiles_stay_valid(tmp_path: Path) -> None:
         ({"side_chains.calls": None}, "side_chains"),
         ({"sub_agents.batch": []}, "sub_agents.batch"),
         ({"block_tokens": "64"}, "block_tokens"),
+        ({"shared_prefix.sub_agent": None}, "shared_prefix.sub_agent"),
     ],
 )
 def test_a_broken_profile_names_the_field(tmp_path: Path, change: dict[str, Any], where: str) -> None:
@@ -154,8 +230,8 @@ def test_a_broken_profile_names_the_field(tmp_path: Path, change: dict[str, Any]
 
 
 def test_profiles_that_are_not_there(tmp_path: Path) -> None:
-    assert profile_names() == ["claude-code"]
-    with pytest.raises(InputError, match="the profiles are claude-code"):
+    assert profile_names() == ["batch-agents", "chat", "claude-code"]
+    with pytest.raises(InputError, match="the profiles are batch-agents, chat, claude-code"):
         load_profile("nobody")
     with pytest.raises(InputError, match="cannot be read"):
         load_profile(tmp_path / "absent.yaml")
