@@ -29,6 +29,7 @@ demo: env
 test-setup: env
 	$(BIN)/harness router install v0.7.1
 	$(BIN)/python -m tests.differential.install
+	$(BIN)/python -m tests.cache.install
 
 test: test-setup
 	$(PYTEST) -n $(JOBS) --dist loadfile

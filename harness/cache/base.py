@@ -43,15 +43,15 @@ class LoadResult:
     tokens: int
     failed: bool
     bytes: int
-    asked_ns: int
-    """First lookup."""
-    answered_ns: int
-    """The prefix was in node DRAM (mp) or known to be somewhere (inproc)."""
     started_ns: int
     """The blocks were there and the load began."""
     ended_ns: int
     by_tier: dict[str, int] = field(default_factory=dict)
     """Tokens by the tier they were found in when the request looked them up."""
+    asked_ns: int = 0
+    """First lookup."""
+    answered_ns: int = 0
+    """The prefix was in node DRAM (mp), or known to be somewhere (inproc)."""
 
 
 @dataclass(slots=True)

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.cache.adapter import HeldL2Adapter, Task
 from harness.cache.base import CacheRequest, LoadResult, TierEvent, TierStats
 from harness.cache.chunks import ChunkKeys
 from harness.cache.config import CacheConfig
 from harness.cache.events import EventLog
 from harness.cache.l1 import L1Account
 from harness.cache.stack import Stack
+from harness.cache.tasks import TierTasks
 from harness.cache.ticks import Ticks
 from harness.cache.tier import SharedTier
 from harness.cache.transfers import NodePaths, TierPaths, TransferGroup, Wires, transfer_cost
@@ -81,9 +81,6 @@ class MpNode:
         self._tiers = tiers
         self._wires = wires
         self._paths = paths
-        self._tier_paths = (
-            [TierPaths(tier, paths, self.chunk_bytes) for tier in config.l2_adapters] if paths is not None else []
-        )
         self._gpu_load, self._gpu_load_descriptors = transfer_cost(config.gpu_load)
         self._gpu_store, self._gpu_store_descriptors = transfer_cost(config.gpu_store)
         self._identity = identity
@@ -93,10 +90,8 @@ class MpNode:
         """Lookups without a result yet."""
         self._abandoned: dict[int, list[Any]] = {}
         """Tickets whose requests went away, with their keys."""
-        self._source: dict[Any, str] = {}
-        """Which tier brought a key to L1, while lookups are under way."""
-        self._running = False
-        self._again = False
+        tier_paths = [] if paths is None else [TierPaths(tier, paths, self.chunk_bytes) for tier in config.l2_adapters]
+        self._tasks = TierTasks(clock, config, stack, wires, tier_paths, node, self.advance, self._collect)
         self.account = L1Account(stack.l1, stack.watch, clock, config, self.chunk_bytes, capacity)
         self.events = EventLog(stack.watch, clock, config.chunk_size // block_tokens) if config.kv_events else None
         tick_ns = to_ns(config.tick_s)
@@ -141,7 +136,7 @@ class MpNode:
         first = min(hit, local_hit_tokens // self.chunk_tokens) if external_tokens else hit
         self._release(tracked, first)
         if not external_tokens:
-            self._run()
+            self._tasks.run()
             return
         tokens = hit * self.chunk_tokens - local_hit_tokens
         nbytes = tokens * self._token_bytes
@@ -158,7 +153,7 @@ class MpNode:
             failed = self._random.random() < self.config.load_failure_share
             self.account.loaded(tracked.keys[first:hit], nbytes)
             self._release(tracked, hit)
-            self._run()
+            self._tasks.run()
             done(
                 LoadResult(
                     first_token=local_hit_tokens,
@@ -201,7 +196,7 @@ class MpNode:
             tracked.saves -= 1
             self.advance()
             self.stack.written(keys)
-            self._run()
+            self._tasks.run()
             if not tracked.saves and tracked.freed is not None:
                 freed, tracked.freed = tracked.freed, None
                 freed()
@@ -216,7 +211,7 @@ class MpNode:
         if tracked is not None:
             self.advance()
             self._let_go(tracked)
-            self._run()
+            self._tasks.run()
 
     def finish(self, request: CacheRequest, freed: Callable[[], None]) -> bool:
         """See ExternalCache. LMCache marks all chunks of the session as used."""
@@ -226,7 +221,7 @@ class MpNode:
         self.advance()
         self._let_go(tracked)
         self.stack.touch(tracked.keys)
-        self._run()
+        self._tasks.run()
         if tracked.saves:
             tracked.freed = freed
             return True
@@ -280,7 +275,7 @@ class MpNode:
         self.advance()
         self._waiting[tracked] = None
         tracked.ticket = self.stack.prefetch(tracked.keys)
-        self._run()
+        self._tasks.run()
         if not tracked.answered and self.config.wait != "hold":
             self.clock.call_at(max(self.clock.now_ns, self._deadline_ns(tracked)), self._wake, tracked)
 
@@ -306,7 +301,7 @@ class MpNode:
         self._waiting.pop(tracked, None)
         tracked.ticket = self.stack.prefetch(tracked.keys, l1_only=True)
         self._waiting[tracked] = None
-        self._run()
+        self._tasks.run()
 
     def _collect(self) -> None:
         """Pass on results that LMCache has published."""
@@ -321,7 +316,7 @@ class MpNode:
             tracked.locked = (0, found.chunks)
             tracked.from_tier = [self.account.name] * found.chunks
             for index in found.from_l2:
-                tracked.from_tier[index] = self._source.get(tracked.keys[index], self._tiers[0].name)
+                tracked.from_tier[index] = self._tasks.source.get(tracked.keys[index], self._tiers[0].name)
             self._count_hits(tracked)
             tracked.answered_ns = self.clock.now_ns
             if tracked.waking:
@@ -334,8 +329,8 @@ class MpNode:
             del self._abandoned[ticket]
             if found.chunks:
                 self._return_locks(keys[: found.chunks])
-        if not self._waiting and self._source:
-            self._source.clear()
+        if not self._waiting:
+            self._tasks.source.clear()
 
     def _count_hits(self, tracked: _Tracked) -> None:
         counts: dict[str, int] = {}
@@ -385,7 +380,7 @@ class MpNode:
     def _expire_locks(self, keys: list[Any]) -> None:
         self.advance()
         self.stack.release(keys)
-        self._run()
+        self._tasks.run()
 
     # ------------------------------------------------------------------ LMCache's side
 
@@ -394,62 +389,3 @@ class MpNode:
         now = self.clock.now_ns
         self._ticks.catch_up(now)
         self.account.expire(now)
-
-    def _run(self) -> None:
-        """Let LMCache do what it can, put its new tasks on the wires, and so on until nothing is left to do now."""
-        if self._running:
-            self._again = True
-            return
-        self._running = True
-        try:
-            self._again = True
-            while self._again:
-                self._again = False
-                self.stack.pump()
-                for place, adapter in enumerate(self.stack.adapters):
-                    for task in adapter.take():
-                        self._again = True
-                        self._start(place, adapter, task)
-            self._collect()
-        finally:
-            self._running = False
-
-    def _start(self, place: int, adapter: HeldL2Adapter, task: Task) -> None:
-        tier = adapter.tier
-        now = self.clock.now_ns
-        if task.kind == "lookup":
-            latency = round(self.config.l2_adapters[place].lookup_latency_us * 1000)
-            if latency:
-                self.clock.call_later(latency, self._end_lookup, adapter, task)
-            else:
-                adapter.complete(task, tier.lock_found(task.keys, now))
-            return
-        if task.kind == "store":
-            keys = tier.accept(task.keys, now)
-            parts = self._tier_paths[place].store(keys, self.node) if self._tier_paths else []
-            cost = self._tier_paths[place].store_cost if self._tier_paths else self._gpu_store
-            self._wires.send(parts, cost, lambda: self._end_store(adapter, task, keys))
-            return
-        written_by = [tier.objects.get(key, self.node) for key in task.keys]
-        parts = self._tier_paths[place].load(task.keys, written_by) if self._tier_paths else []
-        cost = self._tier_paths[place].load_cost if self._tier_paths else self._gpu_load
-        self._wires.send(parts, cost, lambda: self._end_load(adapter, task))
-
-    def _end_lookup(self, adapter: HeldL2Adapter, task: Task) -> None:
-        self.advance()
-        adapter.complete(task, adapter.tier.lock_found(task.keys, self.clock.now_ns))
-        self._run()
-
-    def _end_store(self, adapter: HeldL2Adapter, task: Task, keys: list[Any]) -> None:
-        self.advance()
-        new = adapter.tier.arrive(keys, self.node, self.clock.now_ns)
-        adapter.complete(task, (), len(new))
-        self._run()
-
-    def _end_load(self, adapter: HeldL2Adapter, task: Task) -> None:
-        self.advance()
-        held = adapter.tier.read(task.keys, self.clock.now_ns)
-        for index in held:
-            self._source[task.keys[index]] = adapter.tier.name
-        adapter.complete(task, held)
-        self._run()
