@@ -30,23 +30,23 @@ from harness.router.releases import Releases, load_releases
 MIN_PYTHON = (3, 11)
 NEEDED_PACKAGES = (
     "grpc",
-    "grpc_health",
     "envoy",
     "zmq",
     "msgspec",
-    "msgpack",
     "numpy",
     "pydantic",
     "yaml",
     "polars",
     "plotly",
-    "aiohttp",
     "httpx",
+    "psutil",
+    "rich",
+    "typer",
 )
 """Import names; `envoy` is xds-protos' package."""
 OPTIONAL_PACKAGES = {
-    "lmcache": "the real LMCache as KV cache tiers: pip install lmcache",
-    "aiconfigurator-core": "building new step-time profiles: pip install aiconfigurator-core",
+    "lmcache": "the real LMCache as KV cache tiers: pip install lmcache==0.5.6",
+    "aiconfigurator-core": "building new step-time profiles: pip install aiconfigurator-core==0.12.0",
 }
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 GIB = 1 << 30

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
 from fake_workers.engine.scheduler import SchedulerConfig
@@ -27,8 +28,10 @@ from harness.errors import HarnessError, InputError
 from harness.experiment import Engine, Experiment, resolved_yaml
 from harness.load.arrivals import in_order, session_starts_ns
 from harness.progress import Progress
+from harness.results.records import COMPLETED, IN_FLIGHT
 from harness.results.runinfo import LoadFacts, Prices, RunInfo
 from harness.results.store import Run, write_comparison, write_run
+from harness.results.summary import percentile_with_failures
 from harness.router.base import Endpoint, Router
 from harness.router.baselines import BASELINES
 from harness.router.endpoints import loopback_endpoints
@@ -37,6 +40,8 @@ from harness.simulation import Simulation, SimulationConfig
 from harness.trace.model import Session
 from harness.trace.read import read_trace
 
+_LIGHT_LOAD = 0.05
+"""Below this GPU-busy share a run says that it tests no overload."""
 _PACKAGES = ("grpcio", "xds-protos", "pyzmq", "msgspec", "numpy", "polars", "plotly")
 
 
@@ -57,6 +62,14 @@ class Loaded:
     def calls(self) -> int:
         return sum(len(s.calls) for s in self.sessions)
 
+    def sent(self, max_call_tokens: int | None) -> int:
+        """Calls that are not left out for their length."""
+        return sum(
+            max_call_tokens is None or call.input_tokens + max(1, call.output_tokens) <= max_call_tokens
+            for session in self.sessions
+            for call in session.calls
+        )
+
 
 def load_sessions(experiment: Experiment) -> Loaded:
     """Read the experiment's trace."""
@@ -65,7 +78,15 @@ def load_sessions(experiment: Experiment) -> Loaded:
         if experiment.trace.sessions is not None and len(sessions) == experiment.trace.sessions:
             break
         sessions.append(session)
-    return Loaded(in_order(experiment.load, sessions, experiment.seed), experiment.trace.path)
+    loaded = Loaded(in_order(experiment.load, sessions, experiment.seed), experiment.trace.path)
+    longest = experiment.trace.max_call_tokens
+    if longest is not None and loaded.calls and not loaded.sent(longest):
+        raise InputError(
+            experiment.trace.path,
+            f"all {loaded.calls} calls are longer than trace.max_call_tokens ({longest:,})",
+            "raise it or set it to null, and choose a profile whose KV cache can hold them (`harness profile list`)",
+        )
+    return loaded
 
 
 def run_experiment(
@@ -75,6 +96,7 @@ def run_experiment(
     loaded: Loaded | None = None,
     label: str = "",
     command: str = "",
+    position: str = "",
     show_progress: bool = True,
 ) -> Run:
     """Run one experiment and write its folder. A failure or Ctrl-C keeps the records made so far and then raises."""
@@ -90,7 +112,9 @@ def run_experiment(
     starts_ns = session_starts_ns(
         experiment.load, loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
     )
-    progress = Progress(label or str(router.identity().get("config")), loaded.calls) if show_progress else None
+    expected = loaded.sent(experiment.trace.max_call_tokens)
+    title = position + (label or str(router.identity().get("config")))
+    progress = Progress(title, expected) if show_progress else None
     began, cpu_before = time.monotonic(), _cpu_s()
     failure: BaseException | None = None
     simulation = Simulation(
@@ -156,7 +180,7 @@ def run_experiment(
         report=experiment.output.report,
     )
     if isinstance(failure, KeyboardInterrupt):
-        raise Interrupted(f"interrupted after {simulation.counts.ended} of {loaded.calls} calls; kept in {out}")
+        raise Interrupted(f"interrupted after {simulation.counts.ended} of {expected} calls; kept in {out}")
     if failure is not None:
         failure.args = (f"{failure}\nkept: {len(simulation.records)} calls in {out}",)
         raise failure
@@ -247,7 +271,7 @@ def _info(
         if longest is None or call.input_tokens + max(1, call.output_tokens) <= longest
     ]
     rated = load.arrivals in ("poisson", "uniform")
-    invalid, notes = _judge(experiment, profile, simulation, router, stats)
+    invalid, notes = _judge(experiment, loaded, profile, simulation, router, stats)
     return RunInfo(
         experiment=experiment.model_dump(mode="json"),
         experiment_yaml=resolved_yaml(experiment),
@@ -354,7 +378,7 @@ def _profile_facts(profile: StepProfile) -> dict[str, Any]:
         "name": profile.name,
         **{key.replace("_", " "): origin[key] for key in keys if key in origin},
         **{
-            f"interpolation error, {kind.replace('_', ' ')}": f"{errors[kind]['mean']:.2%} mean, {errors[kind]['p95']:.2%} p95"
+            f"error of interpolating the tables, {kind.replace('_', ' ')}": f"{errors[kind]['mean']:.2%} mean, {errors[kind]['p95']:.2%} p95"
             for kind in ("prefill_step", "decode_step")
             if kind in errors
         },
@@ -364,7 +388,12 @@ def _profile_facts(profile: StepProfile) -> dict[str, Any]:
 
 
 def _judge(
-    experiment: Experiment, profile: StepProfile, simulation: Simulation, router: Router, stats: dict[str, Any]
+    experiment: Experiment,
+    loaded: Loaded,
+    profile: StepProfile,
+    simulation: Simulation,
+    router: Router,
+    stats: dict[str, Any],
 ) -> tuple[list[str], list[str]]:
     """Reasons why the numbers must not be used, and what a reader has to know to use them."""
     invalid: list[str] = []
@@ -377,8 +406,19 @@ def _judge(
     if simulation.counts.ended == simulation.counts.arrived:
         invalid.extend(simulation.leftovers())
     if simulation.counts.left_out:
-        longest = experiment.trace.max_call_tokens
-        notes.append(f"{simulation.counts.left_out:,} calls of more than {longest:,} tokens were left out of the trace")
+        notes.append(left_out_note(experiment, loaded))
+    busy = sum(total.busy_ns for group in simulation.groups for total in group.node.totals)
+    share = busy / max(1, len(simulation.endpoints) * simulation.clock.now_ns)
+    if simulation.counts.arrived and share < _LIGHT_LOAD:
+        notes.append(
+            f"lightly loaded: GPUs were busy {share:.1%} of the run's virtual time; raise load.sessions_per_hour_per_node "
+            "to see configs under pressure"
+        )
+    notes.extend(_service_level(experiment, simulation))
+    notes.append(
+        "step times are the kernel tables' own, which hold no host time: against measured serving they are too fast, by "
+        "5 to 17 % per output token where that could be checked (docs/fidelity.md)"
+    )
     if experiment.load.gap_cap_s is not None:
         notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
     if experiment.load.until_s is not None:
@@ -388,9 +428,44 @@ def _judge(
     if profile.out_of_grid:
         beyond = ", ".join(f"{what} up to {value:,}" for what, value in profile.out_of_grid.items())
         notes.append(f"step times outside the measured grid of the profile were extrapolated: {beyond}")
-    for what in router.identity().get("not_simulated", []):
-        notes.append(f"not simulated: {what}")
+    identity = router.identity()
+    notes.extend(f"not simulated: {what}" for what in identity.get("not_simulated", []))
+    if identity.get("provenance_note"):
+        notes.append(f"router: {identity['provenance_note']}")
     return invalid, notes
+
+
+def _service_level(experiment: Experiment, simulation: Simulation) -> list[str]:
+    """Verdict on the experiment's service level, calls that never ended well counted as infinitely late."""
+    slo = experiment.slo
+    if slo is None:
+        return []
+    lines = []
+    for name, limit_s, end in (("e2e", slo.e2e_p90_s, "finish_ns"), ("TTFT", slo.ttft_p90_s, "first_token_ns")):
+        if limit_s is None:
+            continue
+        good = [
+            (getattr(r, end) - r.arrival_ns) / 1e9 for r in simulation.records if r.outcome == COMPLETED and getattr(r, end)
+        ]
+        lost = sum(r.outcome not in (COMPLETED, IN_FLIGHT) for r in simulation.records)
+        reached = percentile_with_failures(np.array(good), lost, 90)
+        met = reached is not None and reached <= limit_s
+        value = "not defined, as more than one call in ten was lost" if reached is None else f"{reached:.3g} s"
+        lines.append(f"service level p90 {name} <= {limit_s:g} s: {'met' if met else 'MISSED'} ({value})")
+    return lines
+
+
+def left_out_note(experiment: Experiment, loaded: Loaded) -> str:
+    """How much of the trace `trace.max_call_tokens` leaves out."""
+    longest = experiment.trace.max_call_tokens
+    assert longest is not None
+    calls = [call for session in loaded.sessions for call in session.calls]
+    out = [call for call in calls if call.input_tokens + max(1, call.output_tokens) > longest]
+    share = sum(c.input_tokens for c in out) / max(1, sum(c.input_tokens for c in calls))
+    return (
+        f"{len(out):,} of {len(calls):,} calls, with {share:.0%} of the trace's input tokens, are longer than "
+        f"{longest:,} tokens and were left out (trace.max_call_tokens)"
+    )
 
 
 class _Usage:
@@ -477,13 +552,19 @@ def compare(experiment: Experiment, choices: list[str], out: Path, *, command: s
     quiet = experiment.output.model_copy(update={"report": False})
     runs: list[Run] = []
     try:
-        for choice in choices:
+        for number, choice in enumerate(choices, start=1):
             one = with_router(experiment, choice).model_copy(update={"output": quiet})
             label = _label(choice, choices)
-            runs.append(run_experiment(one, out / label, loaded=loaded, label=label, command=command))
-    finally:
+            position = f"{number}/{len(choices)} "
+            runs.append(
+                run_experiment(one, out / label, loaded=loaded, label=label, command=command, position=position)
+            )
+    except HarnessError as error:
         if runs:
-            write_comparison(out, runs)
+            done = ", ".join(run.info.title for run in runs)
+            error.args = (f"{error}\nthe comparison so far ({done}): {write_comparison(out, runs)}",)
+        raise
+    write_comparison(out, runs)
     return runs
 
 

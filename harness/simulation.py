@@ -122,9 +122,9 @@ class Simulation:
         self._origins = Origins()
         self._open: dict[str, _Open] = {}
         self._shown = [_Shown() for _ in self.endpoints]
-        self._groups = [self._make_group(price, group, g, len(groups)) for g, group in enumerate(groups)]
+        self.groups = [self._make_group(price, group, g, len(groups)) for g, group in enumerate(groups)]
         self._place = {
-            endpoint: (group, rank) for group in self._groups for rank, endpoint in enumerate(group.endpoints)
+            endpoint: (group, rank) for group in self.groups for rank, endpoint in enumerate(group.endpoints)
         }
         self._stirred: dict[int, _Group] = {}
         """Groups about which the router may not know everything yet, by their first endpoint."""
@@ -195,7 +195,7 @@ class Simulation:
                 if opened.request is not None:
                     self._copy_progress(opened)
         if until is not None:
-            for group in self._groups:
+            for group in self.groups:
                 self._advance(group, until)
             clock.now_ns = max(clock.now_ns, until)
         elif self._open:
@@ -205,14 +205,14 @@ class Simulation:
             )
 
     def _close_counts(self) -> None:
-        self.counts.steps = sum(group.node.steps for group in self._groups)
-        self.counts.engine_events = sum(group.node.boundaries_taken for group in self._groups)
+        self.counts.steps = sum(group.node.steps for group in self.groups)
+        self.counts.engine_events = sum(group.node.boundaries_taken for group in self.groups)
         self.counts.clock_events = self.clock.executed
 
     def settle(self) -> None:
         """Bring everything to the router that it has not been told yet, whatever the scrape ticks (end of run checks)."""
         events: dict[int, list[KvEvent]] = {}
-        for group in self._groups:
+        for group in self.groups:
             for rank, endpoint in enumerate(group.endpoints):
                 news = group.node.take_events(rank)
                 if news:
@@ -223,7 +223,7 @@ class Simulation:
     def leftovers(self) -> list[str]:
         """What engines still hold although every call has ended (INV-7); empty if all is well."""
         found = []
-        for group in self._groups:
+        for group in self.groups:
             for rank, endpoint in zip(group.node.ranks, group.endpoints, strict=True):
                 held = rank.pool.blocks - rank.pool.free
                 if held or rank.unfinished:
@@ -444,5 +444,5 @@ class Simulation:
         record.message = message
         self.counts.ended += 1
         if self._on_progress is not None:
-            self._on_progress(self.counts.ended + self.counts.left_out, t_ns)
+            self._on_progress(self.counts.ended, t_ns)
         opened.session.call_ended(opened.index)

@@ -120,6 +120,8 @@ class Comparison:
     columns: tuple[Column, ...]
     load_differs: bool
     """The runs did not get the same load, so they cannot be compared."""
+    shared_notes: tuple[str, ...] = ()
+    """What a reader has to know of every run."""
 
 
 def compare(summaries: Sequence[Summary]) -> Comparison:
@@ -147,4 +149,6 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
                 winner.best.add(column.key)
     columns = tuple(c for c in COLUMNS if any(r.values[c.key] is not None for r in rows))
     loads = [(s["load"]["sessions"], s["load"]["calls"], s["load"]["input_tokens"]) for s in summaries]
-    return Comparison(rows, columns, len(set(loads)) > 1)
+    notes = [list(s["validity"].get("notes", [])) for s in summaries]
+    shared = tuple(note for note in (notes[0] if notes else []) if all(note in others for others in notes))
+    return Comparison(rows, columns, len(set(loads)) > 1, shared)

@@ -186,18 +186,17 @@ def cluster_figure(runs: Sequence[Run]) -> Figure | None:
 def rate_figure(runs: Sequence[Run]) -> Figure | None:
     data = []
     for i, run in enumerate(runs):
-        if run.timeline is not None:
-            group = series.rate_by_batch(run.calls, run.info, run.timeline)
-            if len(group.batch):
-                custom = [[float(f"{p:.3g}"), int(n)] for p, n in zip(group.p10, group.calls, strict=True)]
-                hover = "batch %{x:.3g}: median %{y:.3g} tok/s, p10 %{customdata[0]}, %{customdata[1]} calls"
-                more = {
-                    "mode": "lines+markers",
-                    "marker": {"size": 6, "color": run_color(i)},
-                    "customdata": custom,
-                }
-                hover += "<extra>%{fullData.name}</extra>"
-                data.append(run_line(run, i, group.batch, group.p50, hover, **more))
+        group = series.rate_by_batch(run.calls, run.info)
+        if len(group.batch):
+            custom = [[float(f"{p:.3g}"), int(n)] for p, n in zip(group.p10, group.calls, strict=True)]
+            hover = "batch %{x:.3g}: median %{y:.3g} tok/s, p10 %{customdata[0]}, %{customdata[1]} calls"
+            more = {
+                "mode": "lines+markers",
+                "marker": {"size": 6, "color": run_color(i)},
+                "customdata": custom,
+            }
+            hover += "<extra>%{fullData.name}</extra>"
+            data.append(run_line(run, i, group.batch, group.p50, hover, **more))
     if not data:
         return None
     layout = {

@@ -97,25 +97,26 @@ class RateByBatch:
     calls: NDArray[np.int64]
 
 
-def rate_by_batch(calls: pl.DataFrame, info: RunInfo, timeline: Timeline, groups: int = 14) -> RateByBatch:
-    """Groups of equally many calls, in order of the batch; the batch is the endpoint's time mean from first
-    to last token.
+def rate_by_batch(calls: pl.DataFrame, info: RunInfo, groups: int = 14) -> RateByBatch:
+    """Groups of equally many calls, in order of the batch; the batch of a call is the mean number of calls, itself
+    included, that its endpoint decoded between its first and its last token.
     """
     some = decoding(completed(calls, info))
     rates = output_rates(some)
     if len(rates) < MIN_CALLS:
         return RateByBatch(np.empty(0), np.empty(0), np.empty(0), np.empty(0, dtype=np.int64))
-    # Integral of the running count at bin edges, then interpolated: exact for whole bins, linear inside one.
-    integral = np.concatenate(
-        [np.zeros((len(timeline.nodes), 1)), np.cumsum(timeline.running_ns, axis=1)], axis=1
-    )
-    edges = np.minimum(np.arange(timeline.bins + 1) * timeline.bin_ns, timeline.end_ns).astype(np.float64)
     endpoint = some["endpoint"].to_numpy()
     first, finish = some["first_token_ns"].to_numpy(), some["finish_ns"].to_numpy()
     batch = np.empty(len(some))
     for e in np.unique(endpoint):
         mine = endpoint == e
-        area = np.interp(finish[mine], edges, integral[e]) - np.interp(first[mine], edges, integral[e])
+        # The running count is a step function of these calls' starts and ends; its integral is exact between them.
+        times = np.concatenate([first[mine], finish[mine]])
+        steps = np.concatenate([np.ones(mine.sum()), -np.ones(mine.sum())])
+        order = np.argsort(times, kind="stable")
+        times, running = times[order].astype(np.float64), np.cumsum(steps[order])
+        integral = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(times))])
+        area = np.interp(finish[mine], times, integral) - np.interp(first[mine], times, integral)
         batch[mine] = area / (finish[mine] - first[mine])
     order = np.argsort(batch, kind="stable")
     parts = [p for p in np.array_split(order, min(groups, max(1, len(order) // MIN_CALLS))) if len(p)]

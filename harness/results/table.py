@@ -109,6 +109,7 @@ def _warnings(comparison: Comparison) -> list[str]:
     lines = []
     if comparison.load_differs:
         lines.append("The runs did not get the same load: their numbers cannot be compared.")
+    lines.extend(f"Note: {note}" for note in comparison.shared_notes)
     broken = [row.label for row in comparison.rows if not row.valid]
     if broken:
         lines.append(

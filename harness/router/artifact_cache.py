@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,17 +30,27 @@ def cache_root() -> Path:
     return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache") / "harness"
 
 
+_LOCK_POLL_S = 0.2
+_TELL_AGAIN_S = 15.0
+
+
 @contextmanager
 def locked(path: Path, progress: Progress = silent) -> Iterator[None]:
     """Hold an exclusive lock on the file `path`; the kernel drops it with the process, however that ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            progress("another process is making this already; waiting for it")
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        began, told = time.monotonic(), 0.0
+        while True:  # not a blocking lock: that would not hear Ctrl-C
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                waited = time.monotonic() - began
+                if not told or waited - told >= _TELL_AGAIN_S:
+                    told = max(waited, 1e-9)
+                    progress(f"another process is making this already; waiting for it ({waited:.0f} s)")
+                time.sleep(_LOCK_POLL_S)
         yield
     finally:
         os.close(handle)

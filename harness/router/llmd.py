@@ -71,10 +71,12 @@ class LlmdRouter:
         objectives: Mapping[str, int] | None = None,
         rewrites: Mapping[str, str] | None = None,
         unmodified: bool | None = None,
+        provenance_note: str = "",
     ) -> None:
         discovery = discovery or ("kubernetes" if release == "v0.7.1" else "file")
         check(release, discovery, endpoints, block_tokens, router_block_tokens, bool(objectives or rewrites))
         self._binary, self._release, self._config_path = binary, release, config_path
+        self._provenance_note = provenance_note
         self._unmodified, self._events_wire, self._model = unmodified, events_wire, model
         self._endpoints = list(endpoints)
         self._block_tokens, self._num_gpu_blocks = block_tokens, num_gpu_blocks
@@ -265,6 +267,7 @@ class LlmdRouter:
             "release": self._release,
             "sha256": self._sha256,
             "unmodified": self._unmodified,
+            "provenance_note": self._provenance_note,
             "config": self._config_path.stem,
             "config_text": self._config_text,
             "discovery": self._discovery,

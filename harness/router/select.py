@@ -56,6 +56,7 @@ def make_router(
         events_wire=experiment.cluster.kv_events,
         discovery=None if wanted.discovery == "auto" else wanted.discovery,
         unmodified=binary.unmodified,
+        provenance_note=binary.note,
     )
 
 

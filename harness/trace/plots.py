@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -47,6 +48,17 @@ def _line(color: int, x: ArrayLike, y: ArrayLike, hover: str, **more: Any) -> di
     }
 
 
+def _marked(texts: list[str]) -> dict[str, Any]:
+    """Points with their values written beside them, instead of a line."""
+    return {
+        "mode": "markers+text",
+        "marker": {"color": run_color(0), "size": 8},
+        "text": texts,
+        "textposition": "bottom right",
+        "textfont": {"color": "@ink", "size": 12},
+    }
+
+
 def _label(text: str, x: float, y: float, **more: Any) -> dict[str, Any]:
     font = {"size": 12, "color": "@ink"}
     return {"text": text, "x": x, "y": y, "showarrow": False, "font": font, **more}
@@ -57,14 +69,14 @@ def _upright(x: float) -> dict[str, Any]:
     return {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "x0": x, "x1": x, "line": line, "layer": "below"}
 
 
-def _times(low: float, high: float) -> list[tuple[float, str]]:
-    return [(seconds, name) for seconds, name in TIMES if low <= seconds <= high]
+def _times(low: float, high: float, without: Sequence[str]) -> list[tuple[float, str]]:
+    return [(seconds, name) for seconds, name in TIMES if low <= seconds <= high and name not in without]
 
 
 def share_text(share: float) -> str:
     """A share in percent with three significant digits, without a needless exponent."""
     percent = share * 100
-    return f"{percent:.0f} %" if percent >= 99.95 or percent == 0 else f"{percent:.3g} %"
+    return f"{percent:.0f} %" if percent >= 99.95 or percent == 0 else f"{percent:.{2 if percent < 1 else 3}g} %"
 
 
 def gap_figure(shape: Shape) -> Figure | None:
@@ -82,7 +94,7 @@ def gap_figure(shape: Shape) -> Figure | None:
     total_s = float(idle.sum()) or 1.0
     busy_x = FIRST_DECADE - 0.6
     middles = [busy_x, *((edges[:-1] + edges[1:]) / 2).tolist()]
-    names = ["session busy", *(f"{10**a:.2g} to {10**b:.2g} s" for a, b in zip(edges[:-1], edges[1:], strict=True))]
+    names = ["session busy", *(f"{10**a:.2g} to {10**b:.2g} s" for a, b in pairwise(edges.tolist()))]
     width = 0.42 / BINS_PER_DECADE
     bars: list[dict[str, Any]] = []
     for color, values, what in (
@@ -105,20 +117,19 @@ def gap_figure(shape: Shape) -> Figure | None:
     short = len(idle) - int(long.sum())
     short_s = float(idle[~long].sum()) / total_s
     top = max(max(bar["y"]) for bar in bars)
-    modes = [
-        (busy_x, f"<b>busy</b><br>{share_text(shape.zero / arrivals)}<br>of arrivals", "center"),
-        ((FIRST_DECADE + limit) / 2, f"<b>below 30 min</b><br>{share_text(short / arrivals)} of arrivals<br>"
-         f"{share_text(short_s)} of idle time", "center"),
-    ]  # fmt: skip
-    end = max(edges[-1], limit)
+    start, end = busy_x - 0.5, float(max(edges[-1], limit))
+    modes = [(start + 0.1, f"<b>busy</b><br>{share_text(shape.zero / arrivals)}<br> ", "left")]
+    between = f"<b>below 30 min</b><br>{share_text(short / arrivals)} of arrivals<br>{share_text(short_s)} of idle time"
     if long.any():
         share = float(idle[long].sum()) / total_s
-        modes.append(
-            (limit + 0.08, f"<b>30 min or more</b><br>{share_text(int(long.sum()) / arrivals)} of arrivals<br>"
-             f"{share_text(share)} of idle time", "left")
-        )  # fmt: skip
+        far = "<b>30 min or more</b><br>"
+        far += f"{share_text(int(long.sum()) / arrivals)} of arrivals<br>{share_text(share)} of idle time"
         end = max(end, limit + 1.9)
-    ticks = _times(10.0**FIRST_DECADE, 10.0**end)
+        # Labels side by side at the width of a phone: some 1.2 decades for the first, 3.6 for the last.
+        modes += [((start + 1.2 + end - 3.6) / 2, between, "center"), (end, far, "right")]
+    else:
+        modes.append(((FIRST_DECADE + limit) / 2, between, "center"))
+    ticks = _times(10.0**FIRST_DECADE, 10.0**end, ("1 h",))
     return {
         "data": bars,
         "layout": {
@@ -127,13 +138,16 @@ def gap_figure(shape: Shape) -> Figure | None:
                 "gap before the arrival (logarithmic)",
                 tickvals=[busy_x, *(float(np.log10(s)) for s, _ in ticks)],
                 ticktext=["none", *(name for _, name in ticks)],
-                range=[busy_x - 0.5, end],
+                range=[start, end],
                 zeroline=False,
             ),
             "yaxis": axis_of("share (%)", range=[0, top * 1.45]),
             "shapes": [_upright(FIRST_DECADE - 0.15), _upright(limit)],
             "annotations": [
-                _label(text, x, top * 1.42, yanchor="top", xanchor=anchor, align=anchor) for x, text, anchor in modes
+                _label(
+                    text, x, top * 1.43, yanchor="top", xanchor=anchor, align=anchor, font={"size": 11, "color": "@ink"}
+                )
+                for x, text, anchor in modes
             ],
         },
         "height": 380,
@@ -176,11 +190,8 @@ def burst_figure(shape: Shape) -> Figure | None:
     ]
     marks = [LEVELS.index(level) for level in (0.5, 0.9)]
     data.append(
-        _line(
-            0, median[marks] * 100, levels[marks] * 100, hover, mode="markers+text", marker={"color": run_color(0), "size": 8},
-            text=[share_text(v) for v in median[marks]], textposition="bottom right", textfont={"color": "@ink", "size": 12},
-        )
-    )  # fmt: skip
+        _line(0, median[marks] * 100, levels[marks] * 100, hover, **_marked([share_text(v) for v in median[marks]]))
+    )
     low = max(1e-2, min(float(median.min()), float(pooled.min())) * 100)
     ticks = [t for t in (0.01, 0.1, 1, 2, 5, 10, 20, 50, 100) if t >= low / 2]
     return {
@@ -200,8 +211,8 @@ def burst_figure(shape: Shape) -> Figure | None:
 def flight_figure(shape: Shape) -> Figure | None:
     """How much happens with so many calls of a session in flight, or more."""
     top = max(shape.most, default=0)
-    if top < 1:
-        return None
+    if top < 2:
+        return None  # one after the other: three lines of a single point
     x = np.arange(1, top + 1)
     data = []
     for color, counts, what in (
@@ -212,11 +223,12 @@ def flight_figure(shape: Shape) -> Figure | None:
         y = at_least(counts, top) * 100
         data.append(_line(color, x, np.where(y > 0, y, np.nan), "%{y:.3g} % " + what, mode="lines+markers"))
     low = min(min(v for v in line["y"] if v) for line in data if any(line["y"]))
+    ones = {"dtick": 1} if top < 8 else {}
     ticks = [t for t in (0.0001, 0.001, 0.01, 0.1, 1, 10, 100) if t >= low / 10]
     return {
         "data": data,
         "layout": {
-            "xaxis": axis_of("calls of one session in flight, at least", range=[0.5, max(top, 2) + 0.5]),
+            "xaxis": axis_of("calls of one session in flight, at least", range=[0.5, top + 0.5], **ones),
             "yaxis": axis_of(
                 "share (%, logarithmic)", type="log", tickvals=ticks, ticktext=[f"{t:g}" for t in ticks],
                 range=[float(np.log10(low * 0.7)), 2.12],
@@ -235,13 +247,10 @@ def window_figure(shape: Shape) -> Figure | None:
     data = [_line(0, windows, hits * 100, hover)]
     marks = [int(np.flatnonzero(windows == seconds)[0]) for seconds in (300.0, 3600.0)]
     data.append(
-        _line(
-            0, windows[marks], hits[marks] * 100, hover, mode="markers+text", marker={"color": run_color(0), "size": 8},
-            text=[f"{v * 100:.1f} %" for v in hits[marks]], textposition="bottom right", textfont={"color": "@ink", "size": 12},
-        )
-    )  # fmt: skip
+        _line(0, windows[marks], hits[marks] * 100, hover, **_marked([f"{v * 100:.1f} %" for v in hits[marks]]))
+    )
     final = shape.hit_infinite() * 100
-    ticks = _times(1, windows[-1])
+    ticks = _times(1, windows[-1], ("30 min", "4 h", "7 d"))
     return {
         "data": data,
         "layout": {
@@ -261,8 +270,9 @@ TRACE_PLOTS: Final[Sequence[TracePlot]] = (
     TracePlot(
         "gaps",
         "Time between arrivals",
-        "An arrival is every call but a session's first. It comes while an earlier call of its session runs (busy), or after"
-        " an idle gap: a tool's seconds, a person's minutes, or hours away, which are few arrivals and most of the time.",
+        "An arrival is every call but a session's first. It comes while an earlier call of its session runs (busy), or"
+        " after an idle gap: a tool's seconds, a person's minutes, or hours away, which are few arrivals and most of"
+        " the time.",
         ("share of the arrivals", "share of the idle time"),
         gap_figure,
         wide=True,
@@ -270,24 +280,24 @@ TRACE_PLOTS: Final[Sequence[TracePlot]] = (
     TracePlot(
         "context",
         "Context growth",
-        "Input tokens of the main conversation, call by call: median over the sessions that go on so long, 10th and 90th"
-        " percentile (dashed), and the session with the longest conversation (thin). Drops are compactions.",
+        "Input tokens of the main conversation, call by call: median over the sessions that go on so long, 10th and"
+        " 90th percentile (dashed), and the session with the longest conversation (thin). Drops are compactions.",
         (),
         context_figure,
     ),
     TracePlot(
         "window",
         "Hit rate by retention",
-        "Share of the prompt blocks that a cache of the session alone holds if it keeps each block for so long after its"
-        " last use, whatever its size. Every use restarts the window.",
+        "Share of the prompt blocks that a cache of the session alone holds if it keeps each block for so long after"
+        " its last use, whatever its size. Every use restarts the window.",
         (),
         window_figure,
     ),
     TracePlot(
         "burst",
         "Burstiness",
-        "Share of the calls in the fullest minutes, from a session's first start to its last end. Even traffic would reach"
-        " 50 % of the calls at 50 % of the minutes.",
+        "Share of the calls in the fullest minutes, from a session's first start to its last end. Even traffic would"
+        " reach 50 % of the calls at 50 % of the minutes.",
         ("median session", "minutes of all sessions together"),
         burst_figure,
     ),

@@ -297,6 +297,4 @@ def load_profile(name: str | Path) -> Profile:
 
 def without_shared_prefix(profile: Profile) -> Profile:
     """The profile with sessions that have nothing in common; nothing else changes."""
-    return msgspec.structs.replace(
-        profile, shared_prefix=msgspec.structs.replace(profile.shared_prefix, enabled=False)
-    )
+    return msgspec.structs.replace(profile, shared_prefix=msgspec.structs.replace(profile.shared_prefix, enabled=False))

@@ -112,10 +112,10 @@ class Shape:
     def context_curves(self) -> tuple[NDArray[np.int64], Floats]:
         """(call numbers from 1 on, 10th, 50th and 90th percentile of the sessions that have such a call).
 
-        Shape of the second: calls x 3, tokens. Ends where fewer than five sessions (or all, of fewer) are left.
+        Shape of the second: calls x 3, tokens. Ends where fewer than twenty sessions (or all, of fewer) are left.
         """
         lengths = sorted((len(context) for context in self.contexts), reverse=True)
-        enough = lengths[min(5, len(lengths)) - 1]
+        enough = lengths[min(20, len(lengths)) - 1]
         numbers = np.unique(np.geomspace(1, enough, 60).round().astype(np.int64)) if enough else np.arange(0)
         rows = [
             np.percentile([c[number - 1] for c in self.contexts if len(c) >= number], (10, 50, 90))

@@ -148,7 +148,7 @@ def test_a_call_past_the_clients_patience_is_cancelled_everywhere() -> None:
         if record.outcome == TIMED_OUT:
             assert record.finish_ns - record.arrival_ns == 2 * MS
     assert router.stats()["in_flight"] == 0
-    pools = [rank.pool for group in simulation._groups for rank in group.node.ranks]
+    pools = [rank.pool for group in simulation.groups for rank in group.node.ranks]
     assert all(pool.free == pool.blocks for pool in pools), "a cancelled call still holds blocks"
 
 

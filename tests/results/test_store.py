@@ -276,13 +276,16 @@ def test_batch_of_a_call_is_the_mean_while_it_decoded() -> None:
         start = i * 100 * S
         record.arrival_ns = record.routed_ns = record.admitted_ns = start
         record.first_token_ns, record.finish_ns = start + 10 * S, start + 20 * S
-    timeline = make_timeline(records, [0])
     info = make_info(SHAPES[0], records, nodes=1, per_node=1, window_ns=(0, None))
-    found = series.rate_by_batch(_frame(records), info, timeline)
+    found = series.rate_by_batch(_frame(records), info)
     assert found.calls.sum() == 40
     np.testing.assert_allclose(found.p50, 1.1)
-    width = timeline.bin_ns / S  # requests run 20 of every 100 s; inside a bin the mean is spread over it
-    assert 20 / max(100, width) - 1e-9 <= found.batch.min() <= found.batch.max() <= 1.0
+    np.testing.assert_allclose(found.batch, 1.0)
+    for i, record in enumerate(records):  # now in pairs that decode side by side for half of the time
+        start = (i // 2) * 100 * S + (i % 2) * 5 * S
+        record.arrival_ns = record.routed_ns = record.admitted_ns = start
+        record.first_token_ns, record.finish_ns = start + 10 * S, start + 20 * S
+    np.testing.assert_allclose(series.rate_by_batch(_frame(records), info).batch, 1.5)
 
 
 def _frame(records: list) -> pl.DataFrame:  # type: ignore[type-arg]

@@ -30,7 +30,7 @@ def shape_of(sessions: list[Session]) -> Shape:
     return shape
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(recorded_sessions(), min_size=1, max_size=3))
 def test_curves_pass_through_the_statistics(sessions: list[Session]) -> None:
     shape, found = shape_of(sessions), trace_stats(sessions)
@@ -50,7 +50,7 @@ def test_curves_pass_through_the_statistics(sessions: list[Session]) -> None:
         assert pooled[LEVELS.index(level)] == pytest.approx(found["busiest_minutes"][name]["pooled"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(recorded_sessions())
 def test_every_window_of_the_curve_is_a_count_over_blocks(session: Session) -> None:
     shape = shape_of([session])
@@ -64,7 +64,7 @@ def test_every_window_of_the_curve_is_a_count_over_blocks(session: Session) -> N
         assert hits == wanted
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(recorded_sessions())
 def test_time_in_flight_is_the_calls_time(session: Session) -> None:
     shape = shape_of([session])
@@ -140,7 +140,15 @@ def test_bars_of_gaps_add_up() -> None:
 @pytest.mark.parametrize("sessions", [[], [Session("a", 64, [])], [Session("a", 64, [call(0, 0.0, 0, api_s=None)])]])
 def test_next_to_nothing_has_a_page_too(sessions: list[Session]) -> None:
     text = render_trace_page("t", trace_stats(sessions), shape_of(sessions))
-    assert "Not shown, for want of data: Time between arrivals" in text
+    assert "Not shown, since there is nothing to show: Time between arrivals" in text
+
+
+def test_a_trace_of_lone_calls_says_so() -> None:
+    sessions = [Session("a", 64, [call(0, 0.0, 3), call(1, 60.0, 5, 0, 3)])]
+    shape = shape_of(sessions)
+    text = render_trace_page("t", trace_stats(sessions), shape)
+    assert "No session has two calls in flight at any time" in text
+    assert "flight" not in trace_figures(shape) and "nothing to show: Calls in flight" in text
 
 
 def test_stats_writes_the_page_beside_the_table(tmp_path: Path) -> None:
