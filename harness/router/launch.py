@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -74,7 +75,8 @@ class Deployment:
         self._cleanup.callback(self.metrics.close)
         if self.adapted.needs_tokenizer:
             path = self._plan.coupling(0).tokenizer_socket
-            path.unlink(missing_ok=True)
+            path.parent.mkdir(mode=0o700)
+            self._cleanup.callback(shutil.rmtree, path.parent, ignore_errors=True)
             self.tokenizer = TokenizerService(path)
             self._cleanup.callback(self.tokenizer.close)
         env = self._environment()

@@ -28,6 +28,7 @@ from harness.router.kv_events import KvEventPublisher
 from harness.router.launch import START_TIMEOUT_S, Deployment, Plan, check, sha256
 from harness.router.record_notes import SESSION_ID, belief_notes, client_additions
 from harness.router.tie_break import TieBreak
+from harness.router.tokenizer import tokenizer_socket_path
 
 _FIRST_CHUNK = b'data: {"object":"text_completion","choices":[{"index":0,"text":"x"}]}\n\n'
 _HIT_RATIO = b"inference_extension_prefix_indexer_hit_ratio_sum"
@@ -83,6 +84,7 @@ class LlmdRouter:
         self._discovery = discovery
         self._granularity = Granularity((router_block_tokens or block_tokens) // block_tokens)
         workdir = workdir.resolve()
+        socket_path = tokenizer_socket_path()
         self._config_text, document = config.load(config_path)
 
         def coupling(kv_events_port: int) -> Coupling:
@@ -96,7 +98,7 @@ class LlmdRouter:
                 router_block_tokens=router_block_tokens or block_tokens,
                 num_gpu_blocks=num_gpu_blocks,
                 kv_events_url=f"tcp://127.0.0.1:{kv_events_port}",
-                tokenizer_socket=workdir / "tokenizer.sock",
+                tokenizer_socket=socket_path,
             )
 
         self._deployment = Deployment(

@@ -7,6 +7,10 @@ hand: a reply is a success flag and, where asked, token ids as a packed field.
 
 from __future__ import annotations
 
+import itertools
+import os
+import secrets
+import tempfile
 from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
@@ -17,6 +21,18 @@ from numpy.typing import NDArray
 
 _SERVICE = "tokenization.TokenizationService"
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+_sockets = itertools.count()
+_LONGEST_TEMPORARY_FOLDER = 60
+
+
+def tokenizer_socket_path() -> Path:
+    """A path of its own for the service's socket. A run's folder may be too deep for it: the kernel takes 107 bytes."""
+    base = tempfile.gettempdir()
+    if len(base) > _LONGEST_TEMPORARY_FOLDER:
+        base = "/tmp"
+    return Path(base) / f"harness-{os.getpid()}-{next(_sockets)}-{secrets.token_hex(4)}" / "tokenizer.sock"
 
 
 class TokenizerService:

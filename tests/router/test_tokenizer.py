@@ -86,3 +86,10 @@ def test_packed_field_is_protobuf(values: list[int]) -> None:
 def test_strings_reads_protobuf(model: str, prompt: str) -> None:
     found = tokenizer.strings(REQUEST(model_name=model, prompt=prompt).SerializeToString())
     assert (found.get(1, b"").decode(), found.get(2, b"").decode()) == (model, prompt)
+
+
+def test_the_sockets_path_fits_the_kernel_and_is_new_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's own folder may be deeper than the 107 bytes that a unix socket's path may have."""
+    monkeypatch.setattr("tempfile.tempdir", "/" + "x" * 100)
+    paths = {tokenizer.tokenizer_socket_path() for _ in range(3)}
+    assert len(paths) == 3 and all(len(str(path)) < 107 for path in paths)
