@@ -31,9 +31,7 @@ def measure(name: str, seed: int = 1) -> dict[str, float]:
     start = time.perf_counter()
     profile = load_profile(name)
     load_us = (time.perf_counter() - start) * 1e6
-    ranks = [
-        RankBatch((), b, b * (20_000 + 5_000 * i)) for i in range(profile.layout.dp) for b in (5 + i % 3,)
-    ]
+    ranks = [RankBatch((), b, b * (20_000 + 5_000 * i)) for i in range(profile.layout.dp) for b in (5 + i % 3,)]
     leap = DecodeLeap(profile, ranks)
     end = leap.cumulative_ns(LEAP_STEPS)
 

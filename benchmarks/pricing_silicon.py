@@ -48,9 +48,7 @@ class _Request:
     first: int = 0
 
 
-def closed_loop(
-    profile: StepProfile, concurrency: int, prompt: int, output: int, seed: int = 0
-) -> tuple[float, float]:
+def closed_loop(profile: StepProfile, concurrency: int, prompt: int, output: int, seed: int = 0) -> tuple[float, float]:
     """Mean TTFT and TPOT in ms over ten rounds of requests, lengths uniform in 80..100 % of the given."""
     rng = random.Random(seed)
     left = concurrency * 10
@@ -100,9 +98,7 @@ def measured_points(path: Path) -> Iterator[tuple[str, int, int, int, float, flo
     points: dict[tuple[str, int, int, int], tuple[float, float]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
-            base = GROUPS.get(
-                (row["model_path"], row["precision"], int(float(row["tp_size"] or 0)), row["backend"])
-            )
+            base = GROUPS.get((row["model_path"], row["precision"], int(float(row["tp_size"] or 0)), row["backend"]))
             found = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
             if base is None or row["mode"] != "agg" or found is None:
                 continue

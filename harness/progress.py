@@ -51,9 +51,7 @@ class Progress:
         self._done, self._virtual_ns, self._closed = 0, 0, False
         self._recent: list[tuple[float, int]] = [(self._start_s, 0)]
         console = Console(file=self._stream)
-        self._live = (
-            Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-        )
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._every_s = live_every_s if self._live else plain_every_s
         if self._live:
             self._live.start()

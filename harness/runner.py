@@ -1,4 +1,4 @@
-"""Puts one experiment together, runs it and writes its results. The commands run, compare, sweep and study all end here."""
+"""Puts one experiment together, runs it and writes its results. All commands that run something end here."""
 
 from __future__ import annotations
 
@@ -167,7 +167,9 @@ def run_experiment(
     info.peak_rss_bytes = usage.peak_rss_bytes
     if failure is not None:
         info.interrupted = True
-        info.invalid.insert(0, f"the run did not end: {str(failure).splitlines()[0] if str(failure) else 'interrupted'}")
+        info.invalid.insert(
+            0, f"the run did not end: {str(failure).splitlines()[0] if str(failure) else 'interrupted'}"
+        )
     timeline = simulation.timeline.finish(simulation.clock.now_ns)
     complete = failure is None and experiment.load.until_s is None
     run = write_run(
@@ -222,7 +224,7 @@ def engine_config(engine: Engine, profile: StepProfile, where: str) -> Scheduler
 
 
 def place_endpoints(experiment: Experiment, profile: StepProfile) -> list[list[Endpoint]]:
-    """Lock-step groups of endpoints: each node holds as many replicas as its GPUs allow, each replica one endpoint per rank."""
+    """Lock-step groups of endpoints: as many replicas per node as its GPUs allow, one endpoint per rank of each."""
     layout = profile.layout
     gpus = experiment.cluster.gpus_per_node
     replicas = gpus // layout.gpus
@@ -378,7 +380,9 @@ def _profile_facts(profile: StepProfile) -> dict[str, Any]:
         "name": profile.name,
         **{key.replace("_", " "): origin[key] for key in keys if key in origin},
         **{
-            f"error of interpolating the tables, {kind.replace('_', ' ')}": f"{errors[kind]['mean']:.2%} mean, {errors[kind]['p95']:.2%} p95"
+            f"error of interpolating the tables, {kind.replace('_', ' ')}": (
+                f"{errors[kind]['mean']:.2%} mean, {errors[kind]['p95']:.2%} p95"
+            )
             for kind in ("prefill_step", "decode_step")
             if kind in errors
         },
@@ -400,7 +404,7 @@ def _judge(
     notes: list[str] = []
     if stats.get("fallbacks"):
         invalid.append(f"the router fell back silently in {stats['fallbacks']} decisions (see logs/router.log)")
-    if experiment.load.until_s is None and stats.get("router_in_flight") or stats.get("in_flight"):
+    if (experiment.load.until_s is None and stats.get("router_in_flight")) or stats.get("in_flight"):
         left = stats.get("router_in_flight") or stats.get("in_flight")
         invalid.append(f"INV-8: the router still counts {left} calls in flight at the end")
     if simulation.counts.ended == simulation.counts.arrived:
@@ -411,13 +415,13 @@ def _judge(
     share = busy / max(1, len(simulation.endpoints) * simulation.clock.now_ns)
     if simulation.counts.arrived and share < _LIGHT_LOAD:
         notes.append(
-            f"lightly loaded: GPUs were busy {share:.1%} of the run's virtual time; raise load.sessions_per_hour_per_node "
-            "to see configs under pressure"
+            f"lightly loaded: GPUs were busy {share:.1%} of the run's virtual time; raise "
+            "load.sessions_per_hour_per_node to see configs under pressure"
         )
     notes.extend(_service_level(experiment, simulation))
     notes.append(
-        "step times are the kernel tables' own, which hold no host time: against measured serving they are too fast, by "
-        "5 to 17 % per output token where that could be checked (docs/fidelity.md)"
+        "step times are the kernel tables' own, which hold no host time: against measured serving they are too fast, "
+        "by 5 to 17 % per output token where that could be checked (docs/fidelity.md)"
     )
     if experiment.load.gap_cap_s is not None:
         notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
@@ -445,7 +449,9 @@ def _service_level(experiment: Experiment, simulation: Simulation) -> list[str]:
         if limit_s is None:
             continue
         good = [
-            (getattr(r, end) - r.arrival_ns) / 1e9 for r in simulation.records if r.outcome == COMPLETED and getattr(r, end)
+            (getattr(r, end) - r.arrival_ns) / 1e9
+            for r in simulation.records
+            if r.outcome == COMPLETED and getattr(r, end)
         ]
         lost = sum(r.outcome not in (COMPLETED, IN_FLIGHT) for r in simulation.records)
         reached = percentile_with_failures(np.array(good), lost, 90)
@@ -578,4 +584,3 @@ def _label(choice: str, choices: list[str]) -> str:
 def command_line(*words: str) -> str:
     """A command as a user would type it."""
     return shlex.join(words)
-

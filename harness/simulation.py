@@ -1,8 +1,8 @@
 """One experiment on the virtual clock: the way of a call from the trace to its record.
 
-    load releases the call -> `_route`: what the router may know by now is brought to it (gauges as of each worker's last
-    scrape, KV events of finished steps), then it decides -> `_submit`: the chosen engine takes the call -> the node's
-    steps -> `_on_node`: first token and end go back to the router, the session and the record.
+    load releases the call -> `_route`: what the router may know by now is brought to it (gauges as of each worker's
+    last scrape, KV events of finished steps), then it decides -> the chosen engine takes the call (`Node.submit`)
+    -> the node's steps -> `_advance`: first token and end go back to the router, the session and the record.
 
 Time stands still while the router works. Nodes advance lazily: to their own next visible event, or as far as a decision
 or a client needs to look.
@@ -20,13 +20,13 @@ from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import SchedulerConfig
 from harness.cache.base import NODE_DRAM, ExternalCache
 from harness.cache.connector import CacheConnector
-from harness.clock import VirtualClock, to_ns
+from harness.clock import VirtualClock
 from harness.errors import NoProgressError
 from harness.load.prompts import Origins
 from harness.load.session import SessionRun
 from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, CallRecord
 from harness.results.timeline import TimelineRecorder
-from harness.router.base import Endpoint, RouteRequest, Router
+from harness.router.base import Endpoint, Router, RouteRequest
 from harness.trace.model import Session
 
 _NODE, _CLIENT, _LOAD, _BEGIN = 0, 1, 2, 3
@@ -159,7 +159,7 @@ class Simulation:
         return group
 
     def _connector(self, endpoints: list[Endpoint], group: Callable[[], _Group]) -> CacheConnector | None:
-        """What puts the machine's cache tiers below a group's engines; what the tiers say reaches the group through it."""
+        """Puts the machine's cache tiers below a group's engines; what the tiers say reaches the group through it."""
         if self._caches is None:
             return None
         machine = endpoints[0].node
@@ -178,7 +178,7 @@ class Simulation:
     # ------------------------------------------------------------------ running
 
     def run(self) -> None:
-        """Until nothing is left to happen, or `until_ns`. Raises NoProgressError if calls are open with nothing to come."""
+        """Until nothing is left to happen, or `until_ns`; NoProgressError if calls are open with nothing to come."""
         until = self.config.until_ns
         clock = self.clock
         try:
@@ -210,7 +210,7 @@ class Simulation:
         self.counts.clock_events = self.clock.executed
 
     def settle(self) -> None:
-        """Bring everything to the router that it has not been told yet, whatever the scrape ticks (end of run checks)."""
+        """Bring all KV events to the router that it has not been told yet (for checks at the end of a run)."""
         events: dict[int, list[KvEvent]] = {}
         for group in self.groups:
             for rank, endpoint in enumerate(group.endpoints):
@@ -340,7 +340,7 @@ class Simulation:
         self._arm(group)
 
     def _inform_router(self, now: int) -> None:
-        """Gauges as of each worker's last scrape tick and KV events of steps that have ended, for whom it may have changed."""
+        """Gauges as of each worker's last scrape tick and KV events of ended steps, where they may have changed."""
         router = self.router
         if not (router.reads_gauges or router.reads_kv_events):
             return
@@ -389,9 +389,7 @@ class Simulation:
             elif outcome.done:
                 self._copy_progress(opened)
                 record = opened.record
-                self.router.finish(
-                    record.call_id, record.input_tokens, record.gpu_tokens, record.output_tokens
-                )
+                self.router.finish(record.call_id, record.input_tokens, record.gpu_tokens, record.output_tokens)
                 self._end(opened, COMPLETED, outcome.t_ns)
 
     def _arm(self, group: _Group) -> None:

@@ -27,7 +27,7 @@ class Run:
     A split leaves `parts` behind so that holders of the whole find the halves when they let go.
     """
 
-    __slots__ = ("origin", "start", "end", "refs", "primary", "parts", "prev", "next")
+    __slots__ = ("end", "next", "origin", "parts", "prev", "primary", "refs", "start")
 
     def __init__(self, origin: int, start: int, end: int, refs: int, primary: bool) -> None:
         self.origin = origin
@@ -119,7 +119,7 @@ class BlockPool:
         return hits, found, idle
 
     def cached_prefix(self, prompt: PromptRuns) -> int:
-        """Blocks of the prompt's prefix that a lookup would find now, whatever its limit (for the truth about a cache)."""
+        """Blocks of the prompt's prefix that a lookup without a limit would find now: the truth about a cache."""
         return self.match(prompt, 1 << 62)[1]
 
     # ------------------------------------------------------------------ taking
@@ -192,7 +192,7 @@ class BlockPool:
     # ------------------------------------------------------------------ freeing
 
     def release(self, held: list[Run], blanks: int) -> None:
-        """A request lets go of its blocks: `held` in position order, then `blanks` blocks without identity at its tail."""
+        """A request lets go of its blocks: `held` in position order, then `blanks` without identity at its tail."""
         self.blank += blanks
         for run in reversed(whole_runs(held)):
             run.refs -= 1
@@ -231,7 +231,13 @@ class BlockPool:
         self.free_cached += run.end - run.start
         last = self._tail.prev
         assert last is not None
-        if last.origin == run.origin and last.start == run.end and last.primary and run.primary and last is not self._head:
+        if (
+            last.origin == run.origin
+            and last.start == run.end
+            and last.primary
+            and run.primary
+            and last is not self._head
+        ):
             runs = self._index[run.origin]
             i = bisect_right(runs, run.start, key=_start) - 1
             runs[i] = last
@@ -286,7 +292,7 @@ class BlockPool:
         return evicted
 
     def _drop_primary(self, run: Run, end: int, gone: bool) -> None:
-        """`run` lost its blocks run.end..end-1 (all of them if `gone`): duplicates of these, if any, are found from now on."""
+        """`run` lost blocks run.end..end-1 (all if `gone`): duplicates of these, if any, are found from now on."""
         origin = run.origin
         runs = self._index[origin]
         if gone:

@@ -1,6 +1,6 @@
 """KV-cache events of one engine as runs of blocks; they become vLLM's wire events only where somebody reads them.
 
-A block's identity is (origin, pos): the call that first brought its content and the block's index in that call's prompt.
+A block is (origin, pos): the call that first brought its content and the index of the block in the prompt of that call.
 Chained identity: the block's content includes everything before it, as vLLM's block hash does.
 """
 
@@ -10,7 +10,7 @@ import msgspec
 
 
 class Stored(msgspec.Struct):
-    """Blocks start .. start+count-1 of `origin` entered the prefix cache; `parent` is the block before `start` (None: root)."""
+    """Blocks start .. start+count-1 of `origin` entered the prefix cache; `parent` is the block before (None: root)."""
 
     t_ns: int
     origin: int

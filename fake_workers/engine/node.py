@@ -535,9 +535,7 @@ class Node:
         self._end_ns = start + duration
         return True
 
-    def _leap_rank(
-        self, rank: int, engine: RankScheduler, batch: Batch, leap: Leap, k: int, start: int
-    ) -> None:
+    def _leap_rank(self, rank: int, engine: RankScheduler, batch: Batch, leap: Leap, k: int, start: int) -> None:
         """Boundaries 1..k of one rank: k tokens per request, the blocks they need, the events and stats published."""
         items = batch.items
         if self._quiet[rank] and not items:

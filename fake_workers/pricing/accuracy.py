@@ -63,9 +63,7 @@ def measure_accuracy(profile: StepProfile, source: Reference, seed: int = 1) -> 
         return new, 0 if rng.random() < 1 / 3 else min(log_uniform(64, longest), longest - new)
 
     def errors(point: Callable[[], tuple[float, float]]) -> dict[str, float]:
-        return summary(
-            [abs(got * 1e-6 / want - 1) for got, want in (point() for _ in range(POINTS)) if want > 0]
-        )
+        return summary([abs(got * 1e-6 / want - 1) for got, want in (point() for _ in range(POINTS)) if want > 0])
 
     def attention() -> tuple[float, float]:
         new, cached = chunk()
@@ -74,9 +72,7 @@ def measure_accuracy(profile: StepProfile, source: Reference, seed: int = 1) -> 
     def same_chunks() -> tuple[float, float]:
         count = rng.choice((2, 4, 8))
         new, cached = chunk(MAX_CHUNK_TOKENS // count)
-        return profile.context_attention_sum_ns([(new, cached)] * count), source.context_attention(
-            new, cached, count
-        )
+        return profile.context_attention_sum_ns([(new, cached)] * count), source.context_attention(new, cached, count)
 
     def dense() -> tuple[float, float]:
         n = log_uniform(1, MAX_CHUNK_TOKENS)

@@ -156,12 +156,8 @@ def _tabulate(source: KernelSource, gate: _Gate) -> Tables:
         work.append(_ns([min(a, w) for a, w in zip(alone, full, strict=True)]))
     batches = sorted({1, 2, 3, 4, 5, 6, 8, *geometric(8, MAX_BATCH, 2)})
     contexts = geometric(1, MAX_CONTEXT_TOKENS, 4)
-    rows = [
-        gate.cap("decode_attention", [source.decode(b, c).attention for c in contexts], True) for b in batches
-    ]
-    return Tables(
-        new, cached, context, work, *dense, *dense_decode, *moe, *moe_decode, batches, contexts, rows
-    )
+    rows = [gate.cap("decode_attention", [source.decode(b, c).attention for c in contexts], True) for b in batches]
+    return Tables(new, cached, context, work, *dense, *dense_decode, *moe, *moe_decode, batches, contexts, rows)
 
 
 def build_known(names: Sequence[str], folder: Path, log: Callable[[str], None] = print) -> list[Path]:
@@ -170,9 +166,7 @@ def build_known(names: Sequence[str], folder: Path, log: Callable[[str], None] =
     for name in names or [k.name for k in KNOWN]:
         known = known_profile(name)
         if known is None:
-            raise InputError(
-                name, "not a profile that can be built", f"known: {', '.join(k.name for k in KNOWN)}"
-            )
+            raise InputError(name, "not a profile that can be built", f"known: {', '.join(k.name for k in KNOWN)}")
         chosen.append(known)
     paths = []
     for known in chosen:

@@ -51,9 +51,7 @@ def read_csv_profile(folder: Path) -> StepProfile:
     moe, moe_decode = _read_curves(moe_path) if moe_path.exists() else (nothing, nothing)
     new, cached, context_ns = context
     batches, contexts, decode_ns = decode
-    tables = Tables(
-        new, cached, context_ns, [], *dense, *dense_decode, *moe, *moe_decode, batches, contexts, decode_ns
-    )
+    tables = Tables(new, cached, context_ns, [], *dense, *dense_decode, *moe, *moe_decode, batches, contexts, decode_ns)
     check_tables(tables, str(folder), "correct the measurements in that table")
     return StepProfile(
         name=meta["name"],
@@ -61,14 +59,11 @@ def read_csv_profile(folder: Path) -> StepProfile:
         model=meta["model"],
         layout=Layout(meta["tp"], meta["dp"], meta["ep"]),
         kv_bytes_per_token=meta["kv_bytes_per_token"],
-        kv_bytes_per_token_rank=meta["kv_bytes_per_token_rank"]
-        or -(-meta["kv_bytes_per_token"] // meta["tp"]),
+        kv_bytes_per_token_rank=meta["kv_bytes_per_token_rank"] or -(-meta["kv_bytes_per_token"] // meta["tp"]),
         kv_capacity_tokens=meta["kv_capacity_tokens"],
         block_tokens=meta["block_tokens"],
         max_model_len=meta["max_model_len"],
-        limits=Limits(
-            new[-1], cached[-1], contexts[-1], batches[-1], dense[0][-1], moe[0][-1] if moe[0] else 0
-        ),
+        limits=Limits(new[-1], cached[-1], contexts[-1], batches[-1], dense[0][-1], moe[0][-1] if moe[0] else 0),
         tables=tables,
         provenance={
             "package": "user tables",
@@ -103,16 +98,12 @@ def _read_meta(path: Path) -> dict[str, Any]:
         value = data.get(key, default)
         least = 0 if default == 0 else 1
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InputError(
-                where, f"field {key} must be a whole number of at least {least}", f"correct `{key}`"
-            )
+            raise InputError(where, f"field {key} must be a whole number of at least {least}", f"correct `{key}`")
         meta[key] = value
     return meta
 
 
-def _rows(
-    path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = ()
-) -> list[tuple[int, dict[str, float]]]:
+def _rows(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = ()) -> list[tuple[int, dict[str, float]]]:
     """(line number, values) of every row; all values are numbers, all columns known."""
     where = str(path)
     try:
@@ -130,9 +121,7 @@ def _rows(
             raise InputError(f"{where} line 1", f"column {name} is missing", f"columns: {', '.join(columns)}")
     for name in header:
         if name not in columns + optional:
-            raise InputError(
-                f"{where} line 1", f"unknown column {name}", f"columns: {', '.join(columns + optional)}"
-            )
+            raise InputError(f"{where} line 1", f"unknown column {name}", f"columns: {', '.join(columns + optional)}")
     if not raw:
         raise InputError(where, "holds no rows", "add measurements")
     out = []
@@ -175,13 +164,9 @@ def _read_attention(path: Path) -> tuple[_Grid, _Grid]:
                 "a row measures either a prefill chunk or decodes",
                 "set prefill_chunk or n_decode to 0 and measure the parts apart",
             )
-        table, key = (
-            (prefill, (chunk, int(row["kv_prefill"]))) if chunk else (decode, (batch, int(row["kv_decode"])))
-        )
+        table, key = (prefill, (chunk, int(row["kv_prefill"]))) if chunk else (decode, (batch, int(row["kv_decode"])))
         if batch and key[1] < 1:
-            raise InputError(
-                f"{place} column kv_decode", "a decode has a context of at least 1 token", "correct it"
-            )
+            raise InputError(f"{place} column kv_decode", "a decode has a context of at least 1 token", "correct it")
         if key in table:
             raise InputError(place, f"repeats the point of line {table[key][0]}", "keep one of the two")
         table[key] = (line, round(row["time_us"] * 1000))
@@ -199,9 +184,7 @@ def _grid(path: Path, points: dict[tuple[int, int], tuple[int, int]], outer: str
     for x in xs:
         for y in ys:
             if (x, y) not in points:
-                raise InputError(
-                    f"{path} columns {outer}, {inner}", f"no row for {x}, {y}", "measure the full grid"
-                )
+                raise InputError(f"{path} columns {outer}, {inner}", f"no row for {x}, {y}", "measure the full grid")
     for x in xs:
         for a, b in pairwise(ys):
             if outer == "n_decode" and points[x, b][1] < points[x, a][1]:
@@ -226,19 +209,13 @@ def _read_curves(path: Path) -> tuple[_Curve, _Curve]:
         if tokens < 1:
             raise InputError(f"{place} column tokens", "must be at least 1", "correct the value")
         if flag not in (None, 0, 1):
-            raise InputError(
-                f"{place} column decode_only", f"{flag:g} is neither 0 nor 1", "correct the value"
-            )
+            raise InputError(f"{place} column decode_only", f"{flag:g} is neither 0 nor 1", "correct the value")
         for which in (0, 1) if flag is None else (int(flag),):
             if tokens in curves[which]:
-                raise InputError(
-                    place, f"repeats the point of line {curves[which][tokens][0]}", "keep one of the two"
-                )
+                raise InputError(place, f"repeats the point of line {curves[which][tokens][0]}", "keep one of the two")
             curves[which][tokens] = (line, round(row["time_us"] * 1000))
     for which in (0, 1):
         if not curves[which]:
-            raise InputError(
-                f"{path} column decode_only", f"no row with {which}", "measure both kinds of steps"
-            )
+            raise InputError(f"{path} column decode_only", f"no row with {which}", "measure both kinds of steps")
     first, second = ([(n, points[n][1]) for n in sorted(points)] for points in (curves[0], curves[1]))
     return ([n for n, _ in first], [t for _, t in first]), ([n for n, _ in second], [t for _, t in second])

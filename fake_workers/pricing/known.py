@@ -135,9 +135,7 @@ _TABLE: tuple[tuple[str, ModelSource, Layout, tuple[str, ...]], ...] = (
 )
 
 KNOWN: tuple[KnownProfile, ...] = tuple(
-    KnownProfile(f"{name}-{gpu}", source, layout, *_GPUS[gpu])
-    for name, source, layout, gpus in _TABLE
-    for gpu in gpus
+    KnownProfile(f"{name}-{gpu}", source, layout, *_GPUS[gpu]) for name, source, layout, gpus in _TABLE for gpu in gpus
 )
 
 

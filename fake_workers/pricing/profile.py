@@ -114,9 +114,7 @@ class StepProfile:
     def __post_init__(self) -> None:
         t = self.tables
         self._context = ContextSurface(t.context_new, t.context_cached, t.context_ns)
-        self._work = (
-            ContextSurface(t.context_new, t.context_cached, t.context_work_ns) if t.context_work_ns else None
-        )
+        self._work = ContextSurface(t.context_new, t.context_cached, t.context_work_ns) if t.context_work_ns else None
         self._dense = LogCurve(t.dense_tokens, t.dense_ns)
         self._dense_decode = LogCurve(t.dense_decode_tokens, t.dense_decode_ns)
         self._moe = LogCurve(t.moe_tokens, t.moe_ns) if t.moe_tokens else None
@@ -133,9 +131,7 @@ class StepProfile:
 
     def calibrated(self, calibration: Calibration) -> StepProfile:
         """The same tables under another calibration (none of the memos are shared)."""
-        copied = {
-            f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ("calibration", "out_of_grid")
-        }
+        copied = {f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ("calibration", "out_of_grid")}
         return StepProfile(**copied, calibration=calibration)
 
     def _note(self, what: str, value: int, limit: int) -> None:
@@ -265,9 +261,7 @@ def save_profile(profile: StepProfile, path: Path) -> None:
     """Write the tables and the record into one compressed .npz (equal contents give equal bytes)."""
     meta = {key: getattr(profile, key) for key in _META}
     meta |= {"format": FORMAT, "layout": asdict(profile.layout), "limits": asdict(profile.limits)}
-    arrays: dict[str, Any] = {
-        key: np.asarray(value, dtype=np.int64) for key, value in asdict(profile.tables).items()
-    }
+    arrays: dict[str, Any] = {key: np.asarray(value, dtype=np.int64) for key, value in asdict(profile.tables).items()}
     text = json.dumps(meta, indent=1, sort_keys=True, ensure_ascii=False)
     arrays["meta"] = np.frombuffer(text.encode(), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -86,4 +86,6 @@ class SessionPrompts:
             else:
                 named.append((own, start, end))
         call = calls[index]
-        return engine_runs(named, self._session.block_tokens, self._first + index, call.input_tokens, self._engine_block)
+        return engine_runs(
+            named, self._session.block_tokens, self._first + index, call.input_tokens, self._engine_block
+        )

@@ -119,9 +119,7 @@ def validity(runs: Sequence[Run], comparison: Comparison, bad: bool) -> Markup |
         if not items:
             return None
         heading = tag("h2", "Not to be used")
-        return tag(
-            "section", heading, tag("ul", [tag("li", item) for item in items]), class_="box bad", id="invalid"
-        )
+        return tag("section", heading, tag("ul", [tag("li", item) for item in items]), class_="box bad", id="invalid")
     notes: dict[str, list[str]] = {}
     for run in runs:
         for note in run.info.notes:
@@ -132,9 +130,7 @@ def validity(runs: Sequence[Run], comparison: Comparison, bad: bool) -> Markup |
     ]
     baselines = [run.info.title for run in runs if run.info.is_baseline]
     if baselines:
-        items.append(
-            (f"{', '.join(baselines)}: a baseline written for this harness, no real router decided.",)
-        )
+        items.append((f"{', '.join(baselines)}: a baseline written for this harness, no real router decided.",))
     if not items:
         text = tag("p", "No fall-back, cap or extrapolation was recorded.")
         return tag("section", tag("h2", "To know when reading"), text, class_="box", id="notes")
@@ -163,9 +159,7 @@ def costs(runs: Sequence[Run], swatches: Sequence[Markup]) -> Markup:
         body.append(tag("tr", tag("th", mark, info.title, scope="row", class_="name"), cells))
     head = tag("tr", [tag("th", h, scope="col", class_="name" if h == "Run" else None) for h in heads])
     table = tag("table", tag("thead", head), tag("tbody", body))
-    region = tag(
-        "div", table, class_="scroll", tabindex="0", role="region", aria_label="Costs of the simulation"
-    )
+    region = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Costs of the simulation")
     return tag("section", tag("h2", "What the simulation took"), region, id="costs")
 
 

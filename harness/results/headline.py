@@ -46,9 +46,7 @@ def headline(comparison: Comparison, summaries: Sequence[Summary]) -> Headline:
         )
     valid = [(row.label, s) for row, s in zip(comparison.rows, summaries, strict=True) if row.valid]
     if len(valid) < 2:
-        return Headline(
-            "Nothing to compare", [f"{len(valid)} of {len(summaries)} runs are valid; see below for why."]
-        )
+        return Headline("Nothing to compare", [f"{len(valid)} of {len(summaries)} runs are valid; see below for why."])
     ranked = sorted(
         ((float(v), label, s) for label, s in valid if (v := lookup(s, _RANK)) is not None),
         key=lambda r: r[0],
@@ -64,9 +62,7 @@ def headline(comparison: Comparison, summaries: Sequence[Summary]) -> Headline:
     best, name, winner = ranked[0]
     sentences = _failures(valid)
     if any(number(value) != number(lookup(s, ("ttft_s", "p90")) or 0.0) for value, _, s in ranked):
-        sentences.append(
-            "The percentiles here count lost calls as never answered; those of the table leave them out."
-        )
+        sentences.append("The percentiles here count lost calls as never answered; those of the table leave them out.")
     lost = [label for label, s in valid if lookup(s, _RANK) is None]
     if lost:
         sentences.append(f"No 90th percentile for {_names(lost)}: more than one call in ten failed.")
@@ -116,9 +112,7 @@ def _failures(valid: Sequence[tuple[str, Summary]]) -> list[str]:
     shares = []
     for label, summary in valid:
         calls = lookup(summary, ("measured", "calls")) or 0.0
-        lost = (lookup(summary, ("measured", "timed_out")) or 0.0) + (
-            lookup(summary, ("measured", "failed")) or 0.0
-        )
+        lost = (lookup(summary, ("measured", "timed_out")) or 0.0) + (lookup(summary, ("measured", "failed")) or 0.0)
         if calls:
             shares.append((lost / calls, label))
     worst = max((share for share, _ in shares), default=0.0)
@@ -139,9 +133,7 @@ def _why(name: str, winner: Summary, valid: Sequence[tuple[str, Summary]]) -> li
     """Reuse of the winner against the one that reuses least."""
     hits = lookup(winner, ("hit_rate", "token"))
     others = [
-        (v, label)
-        for label, s in valid
-        if s is not winner and (v := lookup(s, ("hit_rate", "token"))) is not None
+        (v, label) for label, s in valid if s is not winner and (v := lookup(s, ("hit_rate", "token"))) is not None
     ]
     if hits is None or not others:
         return []

@@ -66,13 +66,11 @@ def _tokens(calls: pl.DataFrame) -> Iterator[Finding]:
 def _shares(calls: pl.DataFrame) -> Iterator[Finding]:
     for name in ("believed_share", "held_share"):
         yield "INV-5", f"{name} outside 0..1", calls.filter(~pl.col(name).is_between(0.0, 1.0))
-    whole = calls.filter((pl.col("input_tokens") > 0) & (REUSED >= pl.col("input_tokens")))
+    whole = calls.filter((pl.col("input_tokens") > 0) & (pl.col("input_tokens") <= REUSED))
     yield "INV-5", "the whole prompt reused (an engine always computes its last token)", whole
 
 
-def violations(
-    calls: pl.DataFrame, arrived: int | None = None, drained: bool = False, limit: int = 3
-) -> list[str]:
+def violations(calls: pl.DataFrame, arrived: int | None = None, drained: bool = False, limit: int = 3) -> list[str]:
     """Broken invariants, one line each: number, what is wrong, the first `limit` calls; empty where all hold.
 
     `arrived`: calls that the load released, where the caller counted them. `drained`: the run ended because

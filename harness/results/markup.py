@@ -36,7 +36,5 @@ def tag(name: str, *content: Any, **attributes: Any) -> Markup:
         if value is None or value is False:
             continue
         attribute = key.rstrip("_").replace("_", "-")
-        written.append(
-            f" {attribute}" if value is True else f' {attribute}="{html.escape(str(value), quote=True)}"'
-        )
+        written.append(f" {attribute}" if value is True else f' {attribute}="{html.escape(str(value), quote=True)}"')
     return Markup(f"<{name}{''.join(written)}>{render(content)}</{name}>")

@@ -49,9 +49,7 @@ def _ecdf(runs: Sequence[Run], what: Callable[[Any, Any], series.Points], title:
     if not any(len(x) for x, _ in curves):
         return None
     hover = "%{y:.1f} % of calls within %{x:.3g} s<extra>%{fullData.name}</extra>"
-    data = [
-        run_line(run, i, x, y * 100, hover) for i, (run, (x, y)) in enumerate(zip(runs, curves, strict=True))
-    ]
+    data = [run_line(run, i, x, y * 100, hover) for i, (run, (x, y)) in enumerate(zip(runs, curves, strict=True))]
     low = min(float(np.interp(0.005, y, x)) for x, y in curves if len(x))
     high = max(float(x[-1]) for x, _ in curves if len(x))
     layout = {
@@ -141,9 +139,7 @@ def time_figure(runs: Sequence[Run]) -> Figure | None:
         return None
     unit, size = time_unit(end_s(runs))
     hover = f"%{{x:.3g}} {unit}: p90 %{{y:.3g}} s<extra>%{{fullData.name}}</extra>"
-    data = [
-        run_line(run, i, x / size, y, hover) for i, (run, (x, y)) in enumerate(zip(runs, curves, strict=True))
-    ]
+    data = [run_line(run, i, x / size, y, hover) for i, (run, (x, y)) in enumerate(zip(runs, curves, strict=True))]
     low, high = min(y.min() for y in found), max(y.max() for y in found)
     layout = {
         "xaxis": axis_of(f"arrival, virtual time ({unit})", range=[0, end_s(runs) / size]),
@@ -160,9 +156,7 @@ def _warm_up(runs: Sequence[Run], size: float) -> list[dict[str, Any]]:
         return []
     x = starts.pop() / 1e9 / size
     line = {"color": "@muted", "width": 1, "dash": "dot"}
-    return [
-        {"type": "line", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line, "layer": "below"}
-    ]
+    return [{"type": "line", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line, "layer": "below"}]
 
 
 def cluster_figure(runs: Sequence[Run]) -> Figure | None:
@@ -311,8 +305,7 @@ PLOTS: Final = (
     Plot(
         "parts",
         "Where the wait for the first token goes",
-        "Means over completed calls. Full colour: waiting in the endpoint's queue. Light: computing the"
-        " prompt.",
+        "Means over completed calls. Full colour: waiting in the endpoint's queue. Light: computing the prompt.",
         parts_figure,
     ),
     Plot(

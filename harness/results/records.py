@@ -116,9 +116,7 @@ def write_calls(path: Path, frame: pl.DataFrame) -> None:
     """calls.parquet: the table in call_id order, so that equal runs give equal files whatever order they
     ended in.
     """
-    frame.sort("call_id").write_parquet(
-        path, compression="zstd", metadata={_METADATA_KEY: str(RECORD_SCHEMA)}
-    )
+    frame.sort("call_id").write_parquet(path, compression="zstd", metadata={_METADATA_KEY: str(RECORD_SCHEMA)})
 
 
 def read_calls(path: Path) -> pl.DataFrame:

@@ -97,10 +97,7 @@ def _table(comparison: Comparison) -> Markup:
     for _, span in groups(columns):
         starts.add(at)
         at += span
-    titles = [
-        tag("th", c.title, scope="col", class_="start" if i in starts else None)
-        for i, c in enumerate(columns)
-    ]
+    titles = [tag("th", c.title, scope="col", class_="start" if i in starts else None) for i, c in enumerate(columns)]
     body = []
     for i, row in enumerate(comparison.rows):
         marks = [
@@ -129,9 +126,7 @@ def _table(comparison: Comparison) -> Markup:
         tag("tbody", body),
         class_="comparison",
     )
-    note = (
-        "Times and rates are over calls that completed in the measured window; failed calls have no latency. "
-    )
+    note = "Times and rates are over calls that completed in the measured window; failed calls have no latency. "
     bold = "Bold: best of the valid runs. " if any(row.best for row in comparison.rows) else ""
     return tag(
         "section",
@@ -169,9 +164,7 @@ def _plots(runs: Sequence[Run], made: dict[str, Any]) -> Markup:
     ]
     absent = [plot.title for plot in PLOTS if plot.key not in made]
     note = tag("p", f"Not shown, for want of data: {'; '.join(absent)}.", class_="note") if absent else None
-    return tag(
-        "section", legend if len(runs) > 1 else None, tag("div", cards, class_="grid"), note, id="plots"
-    )
+    return tag("section", legend if len(runs) > 1 else None, tag("div", cards, class_="grid"), note, id="plots")
 
 
 def render_html(runs: Sequence[Run]) -> str:

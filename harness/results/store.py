@@ -148,13 +148,9 @@ def distinct(runs: Sequence[Run]) -> list[Run]:
     )
     for extra in extras:
         shared = {label for label in labels if labels.count(label) > 1}
-        told = {
-            label: len({e for e, mine in zip(extra, labels, strict=True) if mine == label}) > 1
-            for label in shared
-        }
+        told = {label: len({e for e, mine in zip(extra, labels, strict=True) if mine == label}) > 1 for label in shared}
         labels = [
-            f"{label} {more}".strip() if told.get(label) else label
-            for label, more in zip(labels, extra, strict=True)
+            f"{label} {more}".strip() if told.get(label) else label for label, more in zip(labels, extra, strict=True)
         ]
     return [
         run
@@ -168,9 +164,7 @@ def _listed(path: Path) -> list[_Entry]:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Listing).runs
     except msgspec.MsgspecError as error:
-        raise InputError(
-            str(path), f"not a list of runs ({error})", "name the runs' folders instead"
-        ) from None
+        raise InputError(str(path), f"not a list of runs ({error})", "name the runs' folders instead") from None
 
 
 def _relative(path: Path, base: Path) -> str:

@@ -134,9 +134,7 @@ def _load_balance(calls: pl.DataFrame, info: RunInfo, busy: list[int] | None) ->
         "busiest_over_mean": None if busy is None else _busiest(busy_by_node_ns(info, busy)),
         "busiest_over_mean_calls": _busiest(_per_node(calls, info, pl.len())),
         "busiest_over_mean_input_tokens": _busiest(_per_node(calls, info, pl.col("input_tokens").sum())),
-        "busiest_over_mean_computed_tokens": _busiest(
-            _per_node(calls, info, pl.col("computed_tokens").sum())
-        ),
+        "busiest_over_mean_computed_tokens": _busiest(_per_node(calls, info, pl.col("computed_tokens").sum())),
     }
 
 
@@ -208,9 +206,7 @@ def summarise(calls: pl.DataFrame, info: RunInfo, timeline: Timeline | None, dig
             "reasons": [*info.invalid, *(["the run was interrupted"] if info.interrupted else [])],
             "notes": list(info.notes),
         },
-        "router": {
-            key: info.router.get(key) for key in ("kind", "release", "sha256", "config", "unmodified")
-        },
+        "router": {key: info.router.get(key) for key in ("kind", "release", "sha256", "config", "unmodified")},
         "cache": {key: info.cache.get(key) for key in ("kind", "release", "mode")},
         "load": {
             "sessions": info.load.sessions,
@@ -245,8 +241,7 @@ def summarise(calls: pl.DataFrame, info: RunInfo, timeline: Timeline | None, dig
         },
         "hit_rate": _hit_rate(window),
         "tokens_by_source": {
-            name: int(window[f"{name}_tokens"].sum())
-            for name in ("gpu", "dram", "shared", "peer", "computed")
+            name: int(window[f"{name}_tokens"].sum()) for name in ("gpu", "dram", "shared", "peer", "computed")
         },
         "preemptions": int(window["preemptions"].sum()),
         "load_balance": _load_balance(calls, info, busy),

@@ -112,9 +112,7 @@ def _warnings(comparison: Comparison) -> list[str]:
     lines.extend(f"Note: {note}" for note in comparison.shared_notes)
     broken = [row.label for row in comparison.rows if not row.valid]
     if broken:
-        lines.append(
-            f"INVALID, not to be used: {', '.join(broken)} (reasons in summary.json and the report)."
-        )
+        lines.append(f"INVALID, not to be used: {', '.join(broken)} (reasons in summary.json and the report).")
     return lines
 
 

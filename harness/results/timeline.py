@@ -64,9 +64,7 @@ class TimelineRecorder:
         level = self._levels[endpoint]
         level.running, level.waiting, level.kv_usage = running, waiting, kv_usage
 
-    def busy(
-        self, endpoint: int, start_ns: int, end_ns: int, computed_tokens: int = 0, output_tokens: int = 0
-    ) -> None:
+    def busy(self, endpoint: int, start_ns: int, end_ns: int, computed_tokens: int = 0, output_tokens: int = 0) -> None:
         """The endpoint's GPUs worked from start to end and did so many prompt and output tokens, evenly
         spread.
         """

@@ -23,7 +23,7 @@ class Endpoint:
 
 @dataclass(slots=True)
 class RouteRequest:
-    """A call on its way to the router. `runs` are (origin, start, end) in engine blocks, end exclusive, positions 0..n."""
+    """A call on its way to the router. `runs` are (origin, start, end) in engine blocks from 0 on, end exclusive."""
 
     request_id: str
     session_id: str
@@ -79,16 +79,14 @@ class Router(Protocol):
     def first_token(self, request_id: str) -> dict[str, str]:
         """Response headers and first streamed token passed through; returns the headers that the client sees."""
 
-    def finish(
-        self, request_id: str, prompt_tokens: int, cached_tokens: int, output_tokens: int
-    ) -> dict[str, str]:
+    def finish(self, request_id: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, str]:
         """Last token passed through with its usage; returns headers that the client sees late, if any."""
 
     def abort(self, request_id: str) -> None:
         """The client went away (time-out); returns once the router has let go of the request."""
 
     def identity(self) -> dict[str, Any]:
-        """kind, release, sha256, config name and text, what the harness added to it, whether the program is unmodified."""
+        """kind, release, sha256, config name and text, what the harness added, whether the program is unmodified."""
 
     def stats(self) -> dict[str, Any]:
         """Costs per call in wall seconds and whatever makes the run invalid (silent fall-backs)."""

@@ -15,7 +15,7 @@ _WHAT = {
     "round_robin": "endpoints in turn",
     "random": "a uniformly random endpoint",
     "least_loaded": "the endpoint with the fewest calls in flight, a random one among equals",
-    "session_sticky": "the first call of a session to the endpoint with the fewest calls in flight, the others after it",
+    "session_sticky": "a session's first call to the endpoint with the fewest calls in flight, the others after it",
 }
 
 

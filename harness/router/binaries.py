@@ -75,9 +75,7 @@ def find(
     if wanted.module and not image:
         # The Go version does not change what the router is; a build by another Go is as good, the newest one
         # wins.
-        folders = sorted(
-            _module_root().glob(f"{_module_stem(wanted.module)}-go*"), key=_modified_s, reverse=True
-        )
+        folders = sorted(_module_root().glob(f"{_module_stem(wanted.module)}-go*"), key=_modified_s, reverse=True)
         for folder in folders:
             if folder.is_dir() and (cached := _cached_build(folder, wanted.name, wanted.module)):
                 return cached
@@ -105,9 +103,7 @@ def obtain(
     if image:
         return _from_image(wanted, oci.parse_reference(image), progress)
     if wanted.image is None and wanted.image_name:
-        met.append(
-            f"image: no digest of {wanted.image_name} is pinned, and nothing is downloaded without one"
-        )
+        met.append(f"image: no digest of {wanted.image_name} is pinned, and nothing is downloaded without one")
     for way in (_image_way(wanted, progress), _module_way(wanted, releases, progress)):
         if way is None:
             continue
@@ -118,9 +114,7 @@ def obtain(
             progress(f"{error.component}: {error.what}")
     if not met:
         met.append(f"it is none of the releases that the harness can fetch ({', '.join(releases.known)})")
-    raise ComponentError(
-        f"router {release}", "could not be obtained", "\n".join([*met, _remedy(wanted, releases)])
-    )
+    raise ComponentError(f"router {release}", "could not be obtained", "\n".join([*met, _remedy(wanted, releases)]))
 
 
 def _remedy(wanted: Release, releases: Releases) -> str:
@@ -198,12 +192,7 @@ def _from_image(wanted: Release, ref: oci.Reference, progress: Progress) -> Rout
         pulled = oci.pull_program(ref, arch, folder, progress)
         told = _told_commit(gobuild.read_build_info(pulled.path))
         # The digest proves that this is the image named, not that the right image was named for the release.
-        if (
-            _is_pinned(ref, wanted)
-            and told
-            and wanted.commit
-            and told not in (wanted.commit, wanted.tag_object)
-        ):
+        if _is_pinned(ref, wanted) and told and wanted.commit and told not in (wanted.commit, wanted.tag_object):
             what = f"the program in it says commit {told}, the release {wanted.name} is {wanted.commit}"
             raise ComponentError(f"image {ref}", what)
         detail = f"entrypoint {pulled.entrypoint} of the linux/{arch} image {pulled.manifest_digest}"
@@ -212,9 +201,7 @@ def _from_image(wanted: Release, ref: oci.Reference, progress: Progress) -> Rout
     return _made(_image_entry(ref), fill, lambda _: _cached_image(ref, wanted), wanted.name, progress)
 
 
-def _from_module(
-    release: str, build: gobuild.ModuleBuild, wheel: gobuild.GoWheel, progress: Progress
-) -> RouterBinary:
+def _from_module(release: str, build: gobuild.ModuleBuild, wheel: gobuild.GoWheel, progress: Progress) -> RouterBinary:
     cache = cache_root()
     go = gobuild.provide_go(gobuild.minimum_go(build), wheel, cache, progress)
     log = cache / "logs" / f"build-{release}.log"
@@ -231,9 +218,7 @@ def _told_commit(info: gobuild.BuildInfo | None) -> str:
     """The commit that a program claims in its linker flags, as the release images' Dockerfile sets them; ""
     if none.
     """
-    told = re.search(
-        r"version\.CommitSHA=([0-9a-f]{40})\b", info.settings.get("-ldflags", "") if info else ""
-    )
+    told = re.search(r"version\.CommitSHA=([0-9a-f]{40})\b", info.settings.get("-ldflags", "") if info else "")
     return told[1] if told else ""
 
 
@@ -246,10 +231,7 @@ def _is_pinned(ref: oci.Reference, wanted: Release) -> bool:
 
 def _image_entry(ref: oci.Reference) -> Path:
     return (
-        cache_root()
-        / "router"
-        / "image"
-        / f"{ref.digest.partition(':')[2]}-{gobuild.go_platform().replace('/', '-')}"
+        cache_root() / "router" / "image" / f"{ref.digest.partition(':')[2]}-{gobuild.go_platform().replace('/', '-')}"
     )
 
 
@@ -298,9 +280,7 @@ def _made(
         raise ComponentError(f"router {release}", what, remedy) from error
     binary = read(entry)
     if binary is None:
-        raise ComponentError(
-            f"router {release}", f"the cache entry {entry} does not hold what was just written to it"
-        )
+        raise ComponentError(f"router {release}", f"the cache entry {entry} does not hold what was just written to it")
     return binary
 
 

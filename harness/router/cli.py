@@ -14,9 +14,7 @@ from harness.router.artifact_cache import cache_root
 from harness.router.binaries import RouterBinary, find, obtain, problem_of
 from harness.router.releases import Release, load_releases, variable_of
 
-app = typer.Typer(
-    no_args_is_help=True, help="The real llm-d router: what is at hand, and how to get what is not."
-)
+app = typer.Typer(no_args_is_help=True, help="The real llm-d router: what is at hand, and how to get what is not.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 ReleaseName = Annotated[str, typer.Argument(metavar="RELEASE", help="e.g. v0.7.1")]
@@ -100,9 +98,7 @@ def which(
         binary = find(release, releases=releases)
         if binary is None:
             how = "\n".join(ways_of(releases.get(release)))
-            raise ComponentError(
-                f"router {release}", f"not at hand; try: harness router install {release}", how
-            )
+            raise ComponentError(f"router {release}", f"not at hand; try: harness router install {release}", how)
         found = [binary]
     if as_json:
         records = [binary.as_dict() for binary in found]

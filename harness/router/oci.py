@@ -132,13 +132,9 @@ def _descriptor(registry: _Registry, raw: object, what: str, limit_bytes: int) -
         digest, size, media_type = raw.get("digest"), raw.get("size"), raw.get("mediaType", "")
         if isinstance(digest, str) and _DIGEST.fullmatch(digest) and isinstance(size, int) and size >= 0:
             if size > limit_bytes:
-                raise registry.error(
-                    f"the {what} claims {size:,} bytes, more than the {limit_bytes:,} allowed"
-                )
+                raise registry.error(f"the {what} claims {size:,} bytes, more than the {limit_bytes:,} allowed")
             return _Descriptor(digest, size, str(media_type))
-    raise registry.error(
-        f"the image's manifest describes its {what} in a way that cannot be used: {raw!r:.200}"
-    )
+    raise registry.error(f"the image's manifest describes its {what} in a way that cannot be used: {raw!r:.200}")
 
 
 def _manifest(registry: _Registry, ref: Reference, arch: str) -> tuple[dict[str, Any], str]:
@@ -180,9 +176,7 @@ class _Registry:
         name = urlsplit(f"//{host}").hostname or ""
         # As Docker does: plain HTTP for a registry on this very machine only.
         self._scheme = "http" if name == "localhost" or name.startswith("127.") or name == "::1" else "https"
-        self._base = (
-            f"{self._scheme}://{'registry-1.docker.io' if host == 'docker.io' else host}/v2/{ref.repository}"
-        )
+        self._base = f"{self._scheme}://{'registry-1.docker.io' if host == 'docker.io' else host}/v2/{ref.repository}"
         self._token: str | None = None
         # Redirects are followed (registries keep blobs elsewhere); httpx drops Authorization when the host
         # changes.
@@ -285,18 +279,14 @@ class _Registry:
                 for chunk in response.iter_raw():
                     done += len(chunk)
                     if done > limit:
-                        raise self.error(
-                            f"{digest} is longer than the {limit:,} bytes it may have; nothing was kept"
-                        )
+                        raise self.error(f"{digest} is longer than the {limit:,} bytes it may have; nothing was kept")
                     hashed.update(chunk)
                     write(chunk)
                     tell(done)
             if size is not None and done < size:
                 return f"{digest[:19]} ended after {done:,} of {size:,} bytes"
             if f"sha256:{hashed.hexdigest()}" != digest:
-                raise self.error(
-                    f"content has SHA-256 {hashed.hexdigest()}, asked for was {digest}; nothing was kept"
-                )
+                raise self.error(f"content has SHA-256 {hashed.hexdigest()}, asked for was {digest}; nothing was kept")
             return ""
         raise AssertionError("unreachable: the second round never continues")
 

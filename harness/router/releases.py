@@ -52,9 +52,7 @@ def load_releases(folder: Path = DEPLOY) -> Releases:
         remedy = "run the harness from a full checkout of the project, which has deploy/router"
         raise InputError(str(file), f"cannot be read ({error.strerror})", remedy) from error
     except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            str(file), f"is not a list of releases ({error})", "restore it from the repository"
-        ) from error
+        raise InputError(str(file), f"is not a list of releases ({error})", "restore it from the repository") from error
     return Releases(known, wheel)
 
 

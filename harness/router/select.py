@@ -25,7 +25,9 @@ def config_path(name_or_path: str, release: str) -> Path:
     shipped = CONFIGS / release / f"{name_or_path}.yaml"
     if not shipped.is_file():
         known = ", ".join(sorted(path.stem for path in shipped.parent.glob("*.yaml"))) or "none for this release"
-        raise InputError(f"router config {name_or_path}", f"unknown for {release}", f"choose one of: {known}; or a file")
+        raise InputError(
+            f"router config {name_or_path}", f"unknown for {release}", f"choose one of: {known}; or a file"
+        )
     return shipped
 
 

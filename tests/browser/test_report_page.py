@@ -37,14 +37,10 @@ def test_page_is_drawn_without_complaints(page: Page, report: Path, width: int, 
     page.open(report, width, dark=dark)
     assert page.console() == []
     assert [url for url in page.requests() if not url.startswith(("file:", "data:"))] == []
-    drawn = page.js(
-        "return [...document.querySelectorAll('.plot')].map(p => [p.id, p.querySelectorAll('svg').length])"
-    )
+    drawn = page.js("return [...document.querySelectorAll('.plot')].map(p => [p.id, p.querySelectorAll('svg').length])")
     assert [id for id, _ in drawn] == [f"plot-{plot.key}" for plot in PLOTS]
     assert all(svgs >= 1 for _, svgs in drawn)
-    assert page.js("return document.querySelectorAll('#plot-ttft .scatterlayer .trace').length") == len(
-        SHAPES
-    )
+    assert page.js("return document.querySelectorAll('#plot-ttft .scatterlayer .trace').length") == len(SHAPES)
     assert page.js("return document.querySelectorAll('#plot-heat .heatmaplayer image').length") == len(SHAPES)
     assert page.js("return document.documentElement.scrollWidth") <= width
     assert page.js("return document.body.scrollWidth") <= width

@@ -12,7 +12,8 @@ from harness.results.store import Run
 from harness.runner import run_experiment
 
 CALLS = "".join(
-    f'{{"i":{i},"t":{i * 60},"chain":"main","in":{6400 + 640 * i},"out":20,"ref":{i - 1},"keep":{(100 + 10 * (i - 1)) if i else 0},'
+    f'{{"i":{i},"t":{i * 60},"chain":"main","in":{6400 + 640 * i},"out":20,"ref":{i - 1},'
+    f'"keep":{(100 + 10 * (i - 1)) if i else 0},'
     f'"new":{10 if i else 100},"deps":[{i - 1}],"gap":40}}\n'
     for i in range(1, 6)
 )

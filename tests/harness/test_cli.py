@@ -83,7 +83,8 @@ def test_bad_input_is_one_line_and_exit_code_2(folder: Path, words: list[str], c
 
 def test_an_interrupted_run_keeps_its_records_and_exits_130(folder: Path) -> None:
     calls = "".join(
-        f'{{"i":{i},"t":{i},"chain":"main","in":64000,"out":4000,"ref":-1,"keep":0,"new":1000,"deps":[{i - 1}]}}\n' for i in range(1, 30000)
+        f'{{"i":{i},"t":{i},"chain":"main","in":64000,"out":4000,"ref":-1,"keep":0,"new":1000,"deps":[{i - 1}]}}\n'
+        for i in range(1, 30000)
     )
     (folder / "long.jsonl").write_text("\n".join(TRACE.splitlines()[:2]) + "\n" + calls)
     command = [sys.executable, "-m", "harness", "run", "e.yaml", "--trace", "long.jsonl", "--out", "o"]

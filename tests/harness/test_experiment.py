@@ -35,7 +35,9 @@ def test_a_shipped_config_name_stays_a_name(tmp_path: Path) -> None:
 
 def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
     path = _write(tmp_path, MINIMAL + "cluster: {nodes: 2}\n")
-    experiment = load_experiment(path, ["cluster.nodes=5", "load.gap_cap_s=1.5", "cluster.engine.max_num_seqs=7"], "a.gz")
+    experiment = load_experiment(
+        path, ["cluster.nodes=5", "load.gap_cap_s=1.5", "cluster.engine.max_num_seqs=7"], "a.gz"
+    )
     assert (experiment.cluster.nodes, experiment.load.gap_cap_s) == (5, 1.5)
     assert experiment.cluster.engine.max_num_seqs == 7
     assert experiment.trace.path == str(Path("a.gz").resolve())

@@ -152,9 +152,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(source, "import_module", missing)
-    with pytest.raises(
-        InputError, match=r"needs the package aiconfigurator-core.*pip install '\.\[profile\]'"
-    ):
+    with pytest.raises(InputError, match=r"needs the package aiconfigurator-core.*pip install '\.\[profile\]'"):
         source.KernelSource(KNOWN[0])
 
 

@@ -67,9 +67,7 @@ def test_shipped_profile_is_complete(name: str) -> None:
 def test_prices_rise_where_they_must(name: str) -> None:
     profile = load_profile(name)
     ranks = profile.layout.dp
-    by_context = [
-        step_ns(profile, [RankBatch((), 8, 8 * c)] * ranks) for c in (16, 1000, 20_000, 100_000, 10**6)
-    ]
+    by_context = [step_ns(profile, [RankBatch((), 8, 8 * c)] * ranks) for c in (16, 1000, 20_000, 100_000, 10**6)]
     assert by_context == sorted(by_context)
     by_chunk = [step_ns(profile, [RankBatch(((n, 10_000),))] * ranks) for n in (64, 512, 2048, 8192, 16_384)]
     assert by_chunk == sorted(by_chunk)

@@ -33,9 +33,7 @@ def test_rewriting_in_place(tmp_path: Path) -> None:
                     "<!-- begin profile-limits -->\n<!-- end profile-limits -->\n")  # fmt: skip
     main([str(page)])
     text = page.read_text()
-    assert (
-        "old" not in text and text.startswith("a\n") and "\nb\n" in text and "glm-5.2-fp8-dp8ep8-b200" in text
-    )
+    assert "old" not in text and text.startswith("a\n") and "\nb\n" in text and "glm-5.2-fp8-dp8ep8-b200" in text
     main([str(page)])
     assert page.read_text() == text
 

@@ -94,9 +94,7 @@ def make_records(
         )
         record.held_share = gpu / record.input_tokens
         if shape.scores_prefix:
-            wrong = (
-                rng.exponential(shape.gap) * (1 if rng.random() < 0.7 else -1) if rng.random() < 0.2 else 0.0
-            )
+            wrong = rng.exponential(shape.gap) * (1 if rng.random() < 0.7 else -1) if rng.random() < 0.2 else 0.0
             record.believed_share = float(np.clip(record.held_share + wrong, 0, 1))
         hot = weights[endpoints[i]] / weights.mean()
         record.routed_ns = record.arrival_ns
@@ -138,9 +136,7 @@ def make_timeline(records: list[CallRecord], nodes: list[int], max_bins: int = 4
     return recorder.finish(max(r.finish_ns or 0 for r in records))
 
 
-def make_info(
-    shape: Shape, records: list[CallRecord], nodes: int = 8, per_node: int = 8, **changes: Any
-) -> RunInfo:
+def make_info(shape: Shape, records: list[CallRecord], nodes: int = 8, per_node: int = 8, **changes: Any) -> RunInfo:
     """A complete RunInfo for made-up records."""
     router: dict[str, Any] = {
         "kind": shape.kind,

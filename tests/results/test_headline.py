@@ -56,8 +56,7 @@ def test_losing_calls_does_not_win() -> None:
     assert said.title.startswith("steady: p90 TTFT 5.00 s")
     assert any("No 90th percentile for quick" in s for s in said.sentences)
     assert any(
-        s.startswith("Calls lost to time-outs or failures: quick")
-        and s.endswith("; every other less than 0.2 %.")
+        s.startswith("Calls lost to time-outs or failures: quick") and s.endswith("; every other less than 0.2 %.")
         for s in said.sentences
     )
     assert not any("slowest" in s for s in said.sentences)
@@ -91,9 +90,7 @@ def test_what_others_do_better_is_said() -> None:
 def test_invalid_runs_do_not_take_part() -> None:
     broken = _run("broken", 0.1)
     broken["validity"]["valid"] = False
-    assert _say(broken, _run("a", 1.0), _run("b", 2.0)).title.startswith(
-        "a: p90 TTFT 1.00 s, 2.0× lower than b"
-    )
+    assert _say(broken, _run("a", 1.0), _run("b", 2.0)).title.startswith("a: p90 TTFT 1.00 s, 2.0× lower than b")
     assert _say(broken, _run("a", 1.0)).title == "Nothing to compare"
 
 

@@ -24,9 +24,7 @@ from harness.results.report import json_block, render_html
 from harness.results.store import Run, distinct, find_runs, load_run, report, write_comparison, write_run
 from tests.results.synthetic import SHAPES, S, Shape, make_info, make_records, make_timeline
 
-HOSTILE = (
-    "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028 %{x} <a href='javascript:1'>"
-)
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028 %{x} <a href='javascript:1'>"
 
 
 def _write(dir: Path, shape: Shape, calls: int = 300, **changes: object) -> Run:
@@ -206,9 +204,9 @@ def test_json_blocks_survive_any_string() -> None:
 
 
 def test_markup_escapes_text_and_attributes() -> None:
-    assert tag(
-        "b", "<i>", Markup("<u>"), None, [1, "&"], title='"<', hidden=False, open=True, class_="c"
-    ) == ('<b title="&quot;&lt;" open class="c">&lt;i&gt;<u>1&amp;</b>')
+    assert tag("b", "<i>", Markup("<u>"), None, [1, "&"], title='"<', hidden=False, open=True, class_="c") == (
+        '<b title="&quot;&lt;" open class="c">&lt;i&gt;<u>1&amp;</b>'
+    )
 
 
 def test_names_in_plots_are_escaped_and_short() -> None:

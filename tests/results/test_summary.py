@@ -183,9 +183,7 @@ def test_truth_gap_is_absolute_and_only_where_both_sides_are_known() -> None:
 
 def test_cost_follows_the_prices_and_is_null_without() -> None:
     assert _summary([_call(0, 0)])["cost"]["per_session"] is None
-    summary = _summary(
-        [_call(0, 0)], prices=Prices("list", input_uncached=3.0, input_cached=0.5, output=15.0)
-    )
+    summary = _summary([_call(0, 0)], prices=Prices("list", input_uncached=3.0, input_cached=0.5, output=15.0))
     paid_input = (40 * 3.0 + 60 * 0.5) / 1e6
     assert summary["cost"]["per_million_input"] == pytest.approx(paid_input / 100 * 1e6)
     assert summary["cost"]["per_session"] == pytest.approx(paid_input + 11 * 15.0 / 1e6)

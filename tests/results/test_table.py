@@ -65,9 +65,7 @@ def test_a_column_without_values_is_left_out() -> None:
 def test_different_load_is_said() -> None:
     comparison = compare([_summary(SHAPES[0], 200), _summary(SHAPES[1], 100)])
     assert comparison.load_differs
-    assert "cannot be compared" in plain_table(comparison) and "cannot be compared" in markdown_table(
-        comparison
-    )
+    assert "cannot be compared" in plain_table(comparison) and "cannot be compared" in markdown_table(comparison)
 
 
 def test_plain_table_is_aligned() -> None:

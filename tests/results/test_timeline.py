@@ -57,9 +57,7 @@ def test_bins_hold_the_exact_integrals(changes: list[Change], busy: list[tuple[i
 
 
 @given(_changes.map(sorted), _busy, st.integers(1, 8))
-def test_coarser_bins_keep_the_sums(
-    changes: list[Change], busy: list[tuple[int, int, int, int]], bins: int
-) -> None:
+def test_coarser_bins_keep_the_sums(changes: list[Change], busy: list[tuple[int, int, int, int]], bins: int) -> None:
     timeline = _record(changes, busy, 60_000)
     coarse = timeline.coarsened(bins)
     assert coarse.bins <= bins

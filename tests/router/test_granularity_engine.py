@@ -1,4 +1,4 @@
-"""Router blocks of several engine blocks, fed by a real engine: parents are always known, and what is known is right."""
+"""Router blocks of several engine blocks, fed by a real engine: parents are known, and what is known is right."""
 
 from __future__ import annotations
 

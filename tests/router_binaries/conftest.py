@@ -13,9 +13,7 @@ from .fake_registry import FakeRegistry
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "slow_router_build: builds the router with Go (HARNESS_TEST_GO_BUILD=1)"
-    )
+    config.addinivalue_line("markers", "slow_router_build: builds the router with Go (HARNESS_TEST_GO_BUILD=1)")
 
 
 @pytest.fixture(autouse=True)

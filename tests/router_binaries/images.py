@@ -137,9 +137,7 @@ def make_image(
         # As buildx writes them: an attestation beside the image, which must not be taken for it.
         other = entry | {"platform": {"os": "unknown", "architecture": "unknown"}}
         fitting = entry | {"platform": {"os": "linux", "architecture": arch}}
-        body = json.dumps(
-            {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [other, fitting]}
-        ).encode()
+        body = json.dumps({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [other, fitting]}).encode()
         image.digest = digest_of(body)
         image.manifests[image.digest] = (OCI_INDEX, body)
     return image

@@ -74,9 +74,7 @@ make_entry(final, fill, lambda e: (e / "data").read_text() == "done", lambda lin
 
 
 def start(final: Path, seconds: float) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", CHILD, final, str(seconds)], stdout=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", CHILD, final, str(seconds)], stdout=subprocess.PIPE, text=True)
 
 
 def wait_for(path: Path) -> None:

@@ -59,9 +59,7 @@ def test_the_shipped_releases() -> None:
     assert new.module is None
     assert new.image is not None and str(new.image).startswith(f"{new.image_name}:v0.10.0@sha256:")
     assert re.fullmatch("[0-9a-f]{40}", new.commit)
-    assert KNOWN.go_wheel.sha256 and all(
-        re.fullmatch("[0-9a-f]{64}", value) for value in KNOWN.go_wheel.sha256
-    )
+    assert KNOWN.go_wheel.sha256 and all(re.fullmatch("[0-9a-f]{64}", value) for value in KNOWN.go_wheel.sha256)
 
 
 def test_no_download_without_a_digest() -> None:
@@ -70,9 +68,7 @@ def test_no_download_without_a_digest() -> None:
     assert KNOWN.known["v0.7.1"].image is None and KNOWN.known["v0.7.1"].image_name
 
 
-@pytest.mark.parametrize(
-    "text", ["releases: [", "releases: {}", "just text", "releases: {v1: 3}\ngo_wheel: {}"]
-)
+@pytest.mark.parametrize("text", ["releases: [", "releases: {}", "just text", "releases: {v1: 3}\ngo_wheel: {}"])
 def test_a_broken_list_is_bad_input(tmp_path: Path, text: str) -> None:
     (tmp_path / "releases.yaml").write_text(text)
     with pytest.raises(InputError, match="is not a list of releases"):
@@ -177,9 +173,7 @@ def test_a_replaced_dependency_is_no_release(tmp_path: Path) -> None:
 
 def test_an_image_build_tells_its_commit(tmp_path: Path) -> None:
     flags = f'"-s -w -X {NEW}/version.CommitSHA={COMMIT} -X {NEW}/version.BuildRef=v0.10.0"'
-    unmodified, note = judged(
-        tmp_path, "v0.10.0", go_program((NEW, "(devel)", ""), settings={"-ldflags": flags})
-    )
+    unmodified, note = judged(tmp_path, "v0.10.0", go_program((NEW, "(devel)", ""), settings={"-ldflags": flags}))
     assert unmodified is None and f"commit {COMMIT}" in note, "a flag is a claim, not a check"
 
 
@@ -239,17 +233,13 @@ def test_the_module_is_built_when_the_image_cannot_be_had(
     releases = some_release(registry, digest="sha256:" + "0" * 64)
     built = binaries.RouterBinary(tmp_path, "v5", "0", "module", "source", True)
     monkeypatch.setattr(binaries, "_from_module", lambda *given: built)
-    with_module = Releases(
-        {"v5": replace(releases.known["v5"], module=KNOWN.known["v0.7.1"].module)}, KNOWN.go_wheel
-    )
+    with_module = Releases({"v5": replace(releases.known["v5"], module=KNOWN.known["v0.7.1"].module)}, KNOWN.go_wheel)
     lines: list[str] = []
     assert obtain("v5", lines.append, releases=with_module) is built
     assert any("has no manifest" in line for line in lines), "said, not hidden"
 
 
-def test_an_image_of_the_user_is_used_or_fails(
-    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_of_the_user_is_used_or_fails(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(binaries, "_from_module", lambda *given: pytest.fail("another way was tried"))
     with pytest.raises(ComponentError, match="has no manifest"):
         obtain("v0.7.1", image=f"{registry.host}/team/router@sha256:{'0' * 64}")

@@ -50,9 +50,7 @@ def test_list_shows_a_bad_path_instead_of_failing(tmp_path: Path, monkeypatch: p
 def test_which(program: Path) -> None:
     assert CliRunner().invoke(app, ["which", "v0.10.0"]).stdout == f"{program}\n"
     assert json.loads(CliRunner().invoke(app, ["which", "v0.10.0", "--json"]).stdout)["how"] == "path"
-    assert [row["release"] for row in json.loads(CliRunner().invoke(app, ["which", "--json"]).stdout)] == [
-        "v0.10.0"
-    ]
+    assert [row["release"] for row in json.loads(CliRunner().invoke(app, ["which", "--json"]).stdout)] == ["v0.10.0"]
     assert str(program) in CliRunner().invoke(app, ["which"]).stdout.replace("\n", "")
 
 
@@ -75,6 +73,4 @@ def test_install_from_an_image(registry: FakeRegistry, cache: Path) -> None:
 
 def test_install_by_tag_is_refused() -> None:
     result = CliRunner().invoke(app, ["install", "v9", "--image", "registry.example/router:v9"])
-    assert isinstance(result.exception, InputError) and "nothing is downloaded by tag" in str(
-        result.exception
-    )
+    assert isinstance(result.exception, InputError) and "nothing is downloaded by tag" in str(result.exception)

@@ -64,9 +64,7 @@ def test_a_machine_that_can(able: Path) -> None:
     assert [c for c in checks if c.ok is False] == []
     assert check("A real router").detail == "v0.10.0"
     assert check("Router v0.10.0").ok is True and str(able) in check("Router v0.10.0").detail
-    assert (
-        check("Router v0.7.1").ok is None and "harness router install v0.7.1" in check("Router v0.7.1").remedy
-    )
+    assert check("Router v0.7.1").ok is None and "harness router install v0.7.1" in check("Router v0.7.1").remedy
     assert len({c.name for c in checks}) == len(checks)
     assert all(c.remedy for c in checks if c.ok is False)
     result = CliRunner().invoke(app, [])
@@ -96,9 +94,7 @@ def test_no_router_and_no_way_to_build_one(monkeypatch: pytest.MonkeyPatch) -> N
         (None, False, "not on PATH; no pip for the wheel either"),
     ],
 )
-def test_go(
-    monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int] | None, pip: bool, detail: str
-) -> None:
+def test_go(monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int] | None, pip: bool, detail: str) -> None:
     go = gobuild.Go(Path("/usr/bin/go"), version) if version else None
     monkeypatch.setattr(module, "go_on_path", lambda: go)
     monkeypatch.setattr(module, "pip_at_hand", lambda: pip)
@@ -157,9 +153,7 @@ def test_disk(monkeypatch: pytest.MonkeyPatch, gib: float, ok: bool | None) -> N
         (256, 65536, False, "ulimit -n 4096"),
     ],
 )
-def test_open_files(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, ok: bool | None, remedy: str
-) -> None:
+def test_open_files(monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, ok: bool | None, remedy: str) -> None:
     files(monkeypatch, soft, hard)
     assert (check("Open files").ok, check("Open files").remedy) == (ok, remedy)
 
@@ -171,9 +165,7 @@ def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name in ("zmq", "grpc") else real(name)
-    )
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("zmq", "grpc") else real(name))
     found = check("Python packages")
     assert found.ok is False and found.detail == "missing: grpc, zmq"
 

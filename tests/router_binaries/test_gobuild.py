@@ -64,9 +64,7 @@ class Bench:
     def program(self, content: bytes) -> None:
         (self.folder / "program").write_bytes(content)
 
-    def go(
-        self, version: str = "go1.26.8", output: tuple[str, ...] = (), code: int = 0, sleep_s: float = 0.0
-    ) -> Go:
+    def go(self, version: str = "go1.26.8", output: tuple[str, ...] = (), code: int = 0, sleep_s: float = 0.0) -> Go:
         path = self.folder / "bin" / "go"
         path.write_text(
             FAKE_GO.format(
@@ -99,9 +97,7 @@ def releases_of(bench: Bench, wheel: GoWheel = WHEEL) -> Releases:
     return Releases({"v1.2.3": Release("v1.2.3", module=bench.build)}, wheel)
 
 
-def test_the_command_and_its_environment(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_and_its_environment(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "GOFLAGS": "-mod=mod -tags=changed",
         "GOOS": "plan9",
@@ -221,9 +217,7 @@ def test_a_failed_build_shows_why_and_keeps_nothing(bench: Bench, cache: Path) -
 )
 def test_a_build_that_is_not_the_pinned_module_is_refused(bench: Bench, cache: Path, built: bytes) -> None:
     bench.program(built)
-    with pytest.raises(
-        ComponentError, match=r"did not give example\.org/router v1\.2\.3 with checksum h1:AAA"
-    ):
+    with pytest.raises(ComponentError, match=r"did not give example\.org/router v1\.2\.3 with checksum h1:AAA"):
         binaries.obtain("v1.2.3", releases=releases_of(bench))
     assert list((cache / "router").rglob("epp")) == []
 
@@ -243,9 +237,7 @@ def test_an_interrupted_build_is_ended_and_leaves_nothing(
         binaries.obtain("v1.2.3", ctrl_c, releases=releases_of(bench))
     assert time.monotonic() - started_s < 30
     assert psutil.Process().children(recursive=True) == []
-    assert [
-        path.name for path in (cache / "router" / "module").iterdir() if not path.name.endswith(".lock")
-    ] == []
+    assert [path.name for path in (cache / "router" / "module").iterdir() if not path.name.endswith(".lock")] == []
 
 
 # --- which Go ---

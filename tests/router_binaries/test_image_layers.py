@@ -45,9 +45,7 @@ def test_the_upper_layer_wins(tmp_path: Path) -> None:
     assert extract(tmp_path, tar_of([("app/epp", OLD)]), tar_of([("./app/epp", NEW)])) == NEW
 
 
-@pytest.mark.parametrize(
-    "whiteout", ["app/.wh.epp", "app/.wh..wh..opq", ".wh.app", ".wh..wh..opq", "./app/.wh.epp"]
-)
+@pytest.mark.parametrize("whiteout", ["app/.wh.epp", "app/.wh..wh..opq", ".wh.app", ".wh..wh..opq", "./app/.wh.epp"])
 def test_what_a_whiteout_hides_is_gone(tmp_path: Path, whiteout: str) -> None:
     with pytest.raises(ComponentError, match="is not in its layers"):
         extract(tmp_path, tar_of([("app/epp", OLD)]), tar_of([(whiteout, b"")]))
@@ -119,9 +117,7 @@ def test_names_that_climb_out_are_ignored(tmp_path: Path) -> None:
         ({"Entrypoint": ["./epp"], "WorkingDir": "/srv/x"}, "srv/x/epp"),
     ],
 )
-def test_the_entrypoint_is_found_as_an_engine_finds_it(
-    tmp_path: Path, config: dict[str, object], place: str
-) -> None:
+def test_the_entrypoint_is_found_as_an_engine_finds_it(tmp_path: Path, config: dict[str, object], place: str) -> None:
     assert extract(tmp_path, tar_of([(place, NEW)]), **config) == NEW
 
 
@@ -204,14 +200,11 @@ def test_merging_equals_unpacking(stack: list[Layer]) -> None:
         archives = []
         for number, layer in enumerate(stack):
             unpack(root, layer)
-            members = [
-                folder(path) if content is None else (path, content) for path, content in layer.items()
-            ]
+            members = [folder(path) if content is None else (path, content) for path, content in layer.items()]
             archives.append(work / f"layer-{number}")
             archives[-1].write_bytes(tar_of(members, packed=False))
         expected = {
-            str(path.relative_to(root)): None if path.is_dir() else path.read_bytes()
-            for path in root.rglob("*")
+            str(path.relative_to(root)): None if path.is_dir() else path.read_bytes() for path in root.rglob("*")
         }
         got: Layer = {}
         for path, node in merge(archives).items():

@@ -99,18 +99,14 @@ def test_other_hosts_are_only_asked_over_https(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(httpx, "Client", lambda **given: real(transport=httpx.MockTransport(refuse), **given))
     with pytest.raises(ComponentError, match="has no manifest"):
         pull("registry.example/team/router@sha256:" + "0" * 64, tmp_path)
-    assert [str(url) for url in asked] == [
-        "https://registry.example/v2/team/router/manifests/sha256:" + "0" * 64
-    ]
+    assert [str(url) for url in asked] == ["https://registry.example/v2/team/router/manifests/sha256:" + "0" * 64]
 
 
 # --- faults ---
 
 
 @pytest.mark.parametrize("victim", ["index", "manifest", "config", "layer"])
-def test_content_that_is_not_what_its_digest_says_is_refused(
-    registry: FakeRegistry, cache: Path, victim: str
-) -> None:
+def test_content_that_is_not_what_its_digest_says_is_refused(registry: FakeRegistry, cache: Path, victim: str) -> None:
     image = make_image(LAYERS)
     digest = {
         "index": image.digest,
@@ -259,9 +255,7 @@ def test_an_anonymous_token_is_fetched_once_and_used(registry: FakeRegistry, tmp
     tokens = [path for path, _ in registry.requests if path.startswith("/token")]
     # The scope is our own: this repository, pulling, whatever the registry would like us to ask for.
     assert tokens == ["/token?service=fake&scope=repository%3Ateam%2Frouter%3Apull"]
-    assert [auth for path, auth in registry.requests if not path.startswith("/token")][1:] == [
-        "Bearer pull-me"
-    ] * 5
+    assert [auth for path, auth in registry.requests if not path.startswith("/token")][1:] == ["Bearer pull-me"] * 5
 
 
 def test_a_token_does_not_follow_a_redirect_to_another_host(registry: FakeRegistry, tmp_path: Path) -> None:

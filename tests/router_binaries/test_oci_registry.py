@@ -51,9 +51,7 @@ class RealRegistry:
                 )
                 assert done.status_code == 201, done.text
             # The image manifest first: the registry refuses an index whose manifests it does not have.
-            for digest, (media_type, body) in sorted(
-                image.manifests.items(), key=lambda m: m[1][0] != OCI_MANIFEST
-            ):
+            for digest, (media_type, body) in sorted(image.manifests.items(), key=lambda m: m[1][0] != OCI_MANIFEST):
                 done = http.put(
                     f"/v2/{REPOSITORY}/manifests/{digest}", content=body, headers={"Content-Type": media_type}
                 )
