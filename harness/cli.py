@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from rich.table import Table
 from harness import experiment as experiments
 from harness import runner
 from harness.doctor import doctor
-from harness.errors import HarnessError
+from harness.errors import HarnessError, InputError
 from harness.results import store
 from harness.results.summary import to_json
 from harness.results.table import print_table
@@ -147,10 +148,13 @@ def profile_build(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: one clear line on standard error for every foreseen failure, with the contract's exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     try:
         app(args=list(arguments) if arguments is not None else None, standalone_mode=True)
     except HarnessError as error:
-        print(f"error: {error}", file=sys.stderr)
+        text = str(error).replace("\n", " ") if isinstance(error, InputError) else str(error)
+        print(f"error: {_printable(text)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -160,17 +164,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
 
 
+def _interrupt(number: int, frame: object) -> None:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does: with what it has."""
+    raise KeyboardInterrupt
+
+
+def _printable(text: str) -> str:
+    """Names from files may hold terminal escapes."""
+    return "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+
+
 def _command() -> str:
     return runner.command_line("harness", *sys.argv[1:])
 
 
 def _folder(wanted: Path) -> Path:
-    """The folder itself, or the first free numbered one: results are never overwritten."""
-    folder, number = wanted, 1
-    while folder.exists() and any(folder.iterdir()):
+    """The folder itself, or the first free numbered one, claimed for this command: results are never overwritten."""
+    number = 1
+    while True:
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not any(folder.iterdir()):
+                (folder / "logs").mkdir()  # of two commands at once only one succeeds
+                return folder
+        except FileExistsError:
+            if not folder.is_dir():
+                raise InputError(f"--out {folder}", "is a file", "give a folder") from None
+        except OSError as error:
+            raise InputError(f"--out {folder}", f"cannot be used ({error.strerror})", "give another folder") from None
         number += 1
-        folder = wanted.with_name(f"{wanted.name}-{number}")
-    return folder
 
 
 def _show(results: list[store.Run], as_json: bool, page: Path) -> None:

@@ -12,8 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from harness.cache.config import CacheConfig, FabricConfig
 from harness.errors import InputError
 
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Rate = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=2**40)]
 
 
 class Strict(BaseModel):
@@ -45,7 +47,7 @@ class Load(Strict):
         description="session arrivals: open-loop Poisson or evenly spaced at the given rate, all at time 0, or as the "
         "trace recorded",
     )
-    sessions_per_hour_per_node: Positive | None = Field(
+    sessions_per_hour_per_node: Rate | None = Field(
         4.75, description="arrival rate of new sessions, per hour and node (poisson and uniform)"
     )
     order: Literal["trace", "shuffled"] = Field(
@@ -55,13 +57,11 @@ class Load(Strict):
         300.0,
         description="a call not finished this long after its arrival is cancelled and counts as failed; null: never",
     )
-    gap_cap_s: Annotated[float, Field(ge=0)] | None = Field(
+    gap_cap_s: NonNegative | None = Field(
         None,
         description="longest gap between calls, seconds; null keeps the recorded gaps (a cap is shown in the report)",
     )
-    warmup_s: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="calls that end before this virtual time are not measured, seconds"
-    )
+    warmup_s: NonNegative = Field(0.0, description="calls that end before this virtual time are not measured, seconds")
     until_s: Positive | None = Field(
         None, description="end the run at this virtual time, seconds; open calls stay in flight; null: run to the end"
     )
@@ -98,9 +98,11 @@ class Engine(Strict):
 class Cluster(Strict):
     """The machines."""
 
-    nodes: Count = Field(8, description="nodes in the cluster")
-    gpus_per_node: Count = Field(8, description="GPUs per node; a node holds as many model replicas as fit")
-    scrape_interval_ms: Positive = Field(
+    nodes: Annotated[int, Field(ge=1, le=10_000)] = Field(8, description="nodes in the cluster")
+    gpus_per_node: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        8, description="GPUs per node; a node holds as many model replicas as fit"
+    )
+    scrape_interval_ms: Annotated[float, Field(ge=0.001, le=1e9, allow_inf_nan=False)] = Field(
         50.0, description="the router sees gauges as of each worker's last scrape tick, milliseconds of virtual time"
     )
     kv_events: Literal["map", "array"] = Field("map", description="layout of KV events on the wire (vLLM 0.32: map)")
@@ -112,8 +114,8 @@ class Calibration(Strict):
 
     scale_prefill: Positive = Field(1.0, description="factor on steps that carry prompt tokens")
     scale_decode: Positive = Field(1.0, description="factor on pure decode steps")
-    per_step_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="added to every step, milliseconds")
-    per_seq_ms: Annotated[float, Field(ge=0)] = Field(0.0, description="added per request in the batch, milliseconds")
+    per_step_ms: NonNegative = Field(0.0, description="added to every step, milliseconds")
+    per_seq_ms: NonNegative = Field(0.0, description="added per request in the batch, milliseconds")
 
 
 class Model(Strict):
@@ -144,9 +146,7 @@ class Router(Strict):
         description="tokens per block towards the router, a multiple of the engine's block size (see docs/router.md); "
         "null: the engine's own block size",
     )
-    latency_ms: Annotated[float, Field(ge=0)] = Field(
-        0.0, description="virtual time that a decision takes, milliseconds"
-    )
+    latency_ms: NonNegative = Field(0.0, description="virtual time that a decision takes, milliseconds")
 
 
 class Cache(Strict):
@@ -175,9 +175,9 @@ class Prices(Strict):
     """Prices per million tokens."""
 
     name: str = Field(description="whose prices these are")
-    input_uncached: Annotated[float, Field(ge=0)]
-    input_cached: Annotated[float, Field(ge=0)]
-    output: Annotated[float, Field(ge=0)]
+    input_uncached: NonNegative
+    input_cached: NonNegative
+    output: NonNegative
     currency: str = "USD"
 
 

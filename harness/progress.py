@@ -5,6 +5,7 @@ Standard output stays free for results.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -93,11 +94,10 @@ class Progress:
         if self._live:
             self._live.stop()
             self._live = None
-        self._stream.write(
+        self._say(
             f"{self.label}: {self._done:,} calls in {clock(wall)} ({self._done / wall:,.0f} calls/s),"
-            f" virtual {clock(self._virtual_ns / 1e9)}{'; ' + note if note else ''}\n"
+            f" virtual {clock(self._virtual_ns / 1e9)}{'; ' + note if note else ''}"
         )
-        self._stream.flush()
         self._closed = True
 
     def __enter__(self) -> Progress:
@@ -112,5 +112,10 @@ class Progress:
         if self._live:
             self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
         else:
+            self._say(line)
+
+    def _say(self, line: str) -> None:
+        """A reader that has gone away costs the user lines of progress, never the run."""
+        with contextlib.suppress(OSError, ValueError):
             self._stream.write(line + "\n")
             self._stream.flush()

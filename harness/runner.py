@@ -5,14 +5,18 @@ from __future__ import annotations
 import platform
 import resource
 import shlex
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import psutil
 
 from fake_workers.engine.scheduler import SchedulerConfig
@@ -24,7 +28,7 @@ from harness.cache import upstream
 from harness.cache.base import NODE_DRAM
 from harness.cache.build import CacheCluster, build_fabric
 from harness.clock import VirtualClock, to_ns
-from harness.errors import HarnessError, InputError
+from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Engine, Experiment, resolved_yaml
 from harness.load.arrivals import in_order, session_starts_ns
 from harness.progress import Progress
@@ -40,6 +44,7 @@ from harness.simulation import Simulation, SimulationConfig
 from harness.trace.model import Session
 from harness.trace.read import read_trace
 
+MOST_ENDPOINTS = 10_000
 _LIGHT_LOAD = 0.05
 """Below this GPU-busy share a run says that it tests no overload."""
 _PACKAGES = ("grpcio", "xds-protos", "pyzmq", "msgspec", "numpy", "polars", "plotly")
@@ -79,6 +84,15 @@ def load_sessions(experiment: Experiment) -> Loaded:
             break
         sessions.append(session)
     loaded = Loaded(in_order(experiment.load, sessions, experiment.seed), experiment.trace.path)
+    seen: set[str] = set()
+    for session in sessions:
+        if session.id in seen:
+            raise InputError(
+                experiment.trace.path,
+                f"two sessions are called {session.id}",
+                "rename one, or replay the files one by one",
+            )
+        seen.add(session.id)
     longest = experiment.trace.max_call_tokens
     if longest is not None and loaded.calls and not loaded.sent(longest):
         raise InputError(
@@ -145,48 +159,79 @@ def run_experiment(
         simulation.run()
         simulation.settle()
         stats = router.stats()
-    except (HarnessError, KeyboardInterrupt) as error:
+    except (Exception, KeyboardInterrupt) as error:
+        # whatever ended the run, the calls that it has simulated are kept
         failure = error
         stats = _quietly(router.stats) or {}
-    finally:
+    with _undisturbed():
         usage.read()
         router.stop()
         tier_facts = _tier_facts(tiers, simulation) if tiers else None
         if tiers:
             tiers.close()
+        if failure is not None and not simulation.records:
+            raise failure
         if progress:
-            progress.close("interrupted" if failure else "")
-    info = _info(experiment, loaded, profile, engine, endpoints, simulation, router, stats)
-    info.label, info.command = label, command
-    if tiers and tier_facts:
-        identity = tiers.nodes[0].identity()
-        info.cache = {"kind": "lmcache", "release": identity["version"], **identity}
-        info.tier = tier_facts
-    info.wall_s = time.monotonic() - began
-    info.cpu_s = _cpu_s() - cpu_before
-    info.peak_rss_bytes = usage.peak_rss_bytes
-    if failure is not None:
-        info.interrupted = True
-        info.invalid.insert(
-            0, f"the run did not end: {str(failure).splitlines()[0] if str(failure) else 'interrupted'}"
-        )
-    timeline = simulation.timeline.finish(simulation.clock.now_ns)
-    complete = failure is None and experiment.load.until_s is None
-    run = write_run(
-        out,
-        simulation.records,
-        info,
-        timeline,
-        arrived=simulation.counts.arrived,
-        drained=complete,
-        report=experiment.output.report,
-    )
+            progress.close(_ending(failure))
+        info = _info(experiment, loaded, profile, engine, endpoints, simulation, router, stats)
+        info.label, info.command = label, command
+        if tiers and tier_facts:
+            identity = tiers.nodes[0].identity()
+            info.cache = {"kind": "lmcache", "release": identity["version"], **identity}
+            info.tier = tier_facts
+        info.wall_s = time.monotonic() - began
+        info.cpu_s = _cpu_s() - cpu_before
+        info.peak_rss_bytes = usage.peak_rss_bytes
+        if failure is not None:
+            info.interrupted = True
+            first = str(failure).splitlines()[0] if str(failure) else _ending(failure)
+            info.invalid.insert(0, f"the run did not end: {first}")
+        run = _write(out, simulation, info, complete=failure is None and experiment.load.until_s is None)
     if isinstance(failure, KeyboardInterrupt):
         raise Interrupted(f"interrupted after {simulation.counts.ended} of {expected} calls; kept in {out}")
     if failure is not None:
         failure.args = (f"{failure}\nkept: {len(simulation.records)} calls in {out}",)
         raise failure
     return run
+
+
+def _ending(failure: BaseException | None) -> str:
+    if failure is None:
+        return ""
+    return "interrupted" if isinstance(failure, KeyboardInterrupt) else "failed"
+
+
+def _write(out: Path, simulation: Simulation, info: RunInfo, complete: bool) -> Run:
+    """The run's folder; a full or broken disk is a failed component, not a traceback."""
+    timeline = simulation.timeline.finish(simulation.clock.now_ns)
+    try:
+        return write_run(
+            out,
+            simulation.records,
+            info,
+            timeline,
+            arrived=simulation.counts.arrived,
+            drained=complete,
+            report=bool(info.experiment["output"]["report"]),
+        )
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise ComponentError(
+            "results", f"{out} could not be written ({error})", "free space there or give --out"
+        ) from None
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C and SIGTERM are not heard while a run is wound up and written."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def engine_config(engine: Engine, profile: StepProfile, where: str) -> SchedulerConfig:
@@ -235,6 +280,8 @@ def place_endpoints(experiment: Experiment, profile: StepProfile) -> list[list[E
             "raise it or choose a smaller layout",
         )
     count = experiment.cluster.nodes * replicas * layout.dp
+    if count > MOST_ENDPOINTS:
+        raise InputError("cluster", f"{count:,} endpoints", f"at most {MOST_ENDPOINTS:,} loopback addresses are used")
     endpoints = loopback_endpoints(count, ranks_per_node=replicas * layout.dp)
     return [endpoints[i : i + layout.dp] for i in range(0, count, layout.dp)]
 
@@ -565,7 +612,7 @@ def compare(experiment: Experiment, choices: list[str], out: Path, *, command: s
             runs.append(
                 run_experiment(one, out / label, loaded=loaded, label=label, command=command, position=position)
             )
-    except HarnessError as error:
+    except (Exception, KeyboardInterrupt) as error:
         if runs:
             done = ", ".join(run.info.title for run in runs)
             error.args = (f"{error}\nthe comparison so far ({done}): {write_comparison(out, runs)}",)

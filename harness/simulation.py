@@ -187,6 +187,10 @@ class Simulation:
                 if t_ns is None or (until is not None and t_ns > until):
                     break
                 clock.step()
+            if until is not None:
+                for group in self.groups:
+                    self._advance(group, until, begin=True)
+                clock.now_ns = max(clock.now_ns, until)
         except EngineStuckError as error:
             raise NoProgressError(str(error)) from None
         finally:
@@ -194,11 +198,7 @@ class Simulation:
             for opened in self._open.values():
                 if opened.request is not None:
                     self._copy_progress(opened)
-        if until is not None:
-            for group in self.groups:
-                self._advance(group, until)
-            clock.now_ns = max(clock.now_ns, until)
-        elif self._open:
+        if until is None and self._open:
             first = next(iter(self._open))
             raise NoProgressError(
                 f"{len(self._open)} calls are open (first: {first}) but no event is left at {clock.now_ns / 1e9:.3f} s"

@@ -16,6 +16,7 @@ from harness.router.base import Endpoint
 NAMESPACE = "sim"
 POOL = "pool"
 DEFAULT_PORT = 8000
+_PORTS_TRIED = 20
 _HOSTS_PER_SUBNET = 250
 
 
@@ -41,14 +42,7 @@ def loopback_endpoints(
     """
     if count < 1:
         raise InputError("cluster", f"{count} endpoints", "configure at least one worker")
-    for subnet in subnets():
-        addresses = [_address(subnet, i) for i in range(count)]
-        if all(_is_free(address, port) for address in addresses):
-            break
-    else:
-        raise InputError(
-            "cluster", f"port {port} is in use on every loopback subnet tried", "choose another worker port"
-        )
+    addresses, port = _free_addresses(count, port)
     given = labels or {}
     return [
         Endpoint(
@@ -61,6 +55,20 @@ def loopback_endpoints(
         )
         for i, address in enumerate(addresses)
     ]
+
+
+def _free_addresses(count: int, port: int) -> tuple[list[str], int]:
+    """Addresses and one port on which nobody listens; somebody who listens on all addresses takes a port everywhere."""
+    for candidate in range(port, port + _PORTS_TRIED):
+        for subnet in subnets():
+            addresses = [_address(subnet, i) for i in range(count)]
+            if _is_free(addresses[0], candidate) and all(_is_free(address, candidate) for address in addresses):
+                return addresses, candidate
+    raise InputError(
+        "cluster",
+        f"ports {port} to {port + _PORTS_TRIED - 1} are in use on every loopback subnet tried",
+        "stop what listens there",
+    )
 
 
 def _address(subnet: str, index: int) -> str:

@@ -9,6 +9,7 @@ import hashlib
 import os
 import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -168,7 +169,10 @@ class Deployment:
             for number, (model, target) in enumerate(self._plan.rewrites.items()):
                 for resource in (kubernetes_api.REWRITES, kubernetes_api.LLMD_REWRITES):
                     api.put(resource, NAMESPACE, f"rewrite-{number}", kubernetes_api.rewrite(model, target))
-            path = self._plan.workdir / "kubeconfig.yaml"
+            # not in the run's folder: KUBECONFIG is a list separated by colons, which the folder's name may hold
+            folder = Path(tempfile.mkdtemp(prefix="harness-"))
+            self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+            path = folder / "kubeconfig.yaml"
             kubernetes_api.write_kubeconfig(path, api.port, NAMESPACE)
             env["KUBECONFIG"] = str(path)
         return env

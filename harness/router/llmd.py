@@ -15,7 +15,7 @@ from fake_workers.api import metrics
 from fake_workers.api.kv_events import EventsWire
 from fake_workers.engine.events import KvEvent, Stored
 from fake_workers.engine.gauges import Gauges
-from harness.errors import ComponentError
+from harness.errors import ComponentError, InputError
 from harness.router import adapt_v0100, adapt_v071, config, prompts
 from harness.router.barriers import IndexUpdateBarrier, KvEventBarrier
 from harness.router.base import Decision, Endpoint, RouteRequest
@@ -101,20 +101,25 @@ class LlmdRouter:
                 tokenizer_socket=socket_path,
             )
 
-        self._deployment = Deployment(
-            Plan(
-                binary,
-                release,
-                self._discovery,
-                self._endpoints,
-                document,
-                config_path,
-                workdir,
-                coupling,
-                objectives or {},
-                rewrites or {},
+        try:
+            self._deployment = Deployment(
+                Plan(
+                    binary,
+                    release,
+                    self._discovery,
+                    self._endpoints,
+                    document,
+                    config_path,
+                    workdir,
+                    coupling,
+                    objectives or {},
+                    rewrites or {},
+                )
             )
-        )
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise InputError(
+                str(config_path), f"a field has a value of the wrong type ({error})", "compare with the shipped configs"
+            ) from None
         self._names = [pod_name(e.name, self._discovery) for e in self._endpoints]
         self._by_address = {f"{e.address}:{e.port}": e.index for e in self._endpoints}
         self._gauges = [Gauges(0, 0, 0.0) for _ in self._endpoints]

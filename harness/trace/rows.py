@@ -11,7 +11,8 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 Count = Annotated[int, Meta(ge=0, le=2**40)]
-Seconds = Annotated[float, Meta(ge=0, le=1e12)]
+Seconds = Annotated[float, Meta(ge=0, le=4e9)]
+"""Up to 126 years: sums of them still fit nanoseconds in 64 bits."""
 Name = Annotated[str, Meta(min_length=1, max_length=1000)]
 
 

@@ -38,6 +38,8 @@ def write_trace(path: str | Path, sessions: Iterable[Session], src: dict[str, An
 def write_rows(path: str | Path, rows: Iterable[bytes]) -> None:
     """Write lines, gzip where the name ends in .gz."""
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise InputError(str(path), "is not a regular file", "give the name of a file to write")
     part = path.with_name(path.name + ".part")
     try:
         with open(part, "wb") as raw, _packed(raw, path.name.endswith(".gz")) as out:

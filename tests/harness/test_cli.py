@@ -69,19 +69,30 @@ def test_compare_prints_the_table_and_the_page(folder: Path) -> None:
         (["run", "e.yaml", "--set", "router.kind=llm-d", "--set", "router.config=nope"], "nope"),
         (["compare", "e.yaml", "--router-config", "nope"], "nope"),
         (["report", "nowhere"], "nowhere"),
+        (["run", "e.yaml", "--out", "trace.jsonl"], "is a file"),
+        (["run", "e.yaml", "--set", "load.client_timeout_s=.inf"], "client_timeout_s"),
+        (["run", "e.yaml", "--set", "router.kind=llm-d", "--set", "router.config=odd.yaml"], "odd.yaml"),
+        (["trace", "convert", "trace.jsonl", "/dev/null"], "not a regular file"),
+        (["run", "e.yaml", "--set", "\x1b[31mevil=1"], "evil"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(folder: Path, words: list[str], complaint: str) -> None:
     (folder / "broken.jsonl").write_text(TRACE.replace('"keep":31', '"keep":99'))
+    (folder / "odd.yaml").write_text(
+        "apiVersion: inference.networking.x-k8s.io/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n"
+        "- {type: queue-scorer}\n- {type: max-score-picker}\n- {type: single-profile-handler}\n"
+        "schedulingProfiles:\n- {name: default, plugins: [{pluginRef: queue-scorer, weight: [1]}]}\n"
+    )
     (folder / "junk.jsonl.gz").write_bytes(b"\x1f\x8bjunk")
     done = _harness(*words, cwd=folder)
     assert done.returncode == 2, done.stderr
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1 and lines[0].startswith("error: ") and complaint in lines[0]
-    assert done.stdout == ""
+    assert done.stdout == "" and "\x1b" not in done.stderr
 
 
-def test_an_interrupted_run_keeps_its_records_and_exits_130(folder: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_its_records_and_exits_130(folder: Path, number: signal.Signals) -> None:
     calls = "".join(
         f'{{"i":{i},"t":{i},"chain":"main","in":64000,"out":4000,"ref":-1,"keep":0,"new":1000,"deps":[{i - 1}]}}\n'
         for i in range(1, 30000)
@@ -92,7 +103,7 @@ def test_an_interrupted_run_keeps_its_records_and_exits_130(folder: Path) -> Non
     assert child.stderr is not None
     first = child.stderr.readline()  # the first line of progress: the run is under way
     assert "calls" in first, first
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, errors = child.communicate(timeout=60)
     assert child.returncode == 130, errors
     assert "kept in o" in errors
@@ -107,3 +118,13 @@ def test_the_schema_is_json(folder: Path) -> None:
 def test_profiles_are_listed(folder: Path) -> None:
     names = [row["name"] for row in json.loads(_harness("profile", "list", "--json", cwd=folder).stdout)]
     assert "glm-5.2-fp8-dp8ep8-b200" in names and "llama-3.3-70b-fp8-tp8-h200" in names
+
+
+def test_two_commands_at_once_do_not_share_a_folder(folder: Path) -> None:
+    command = [sys.executable, "-m", "harness", "run", "e.yaml", "--out", "o", "--json"]
+    children = [
+        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, env=_environment()) for _ in range(3)
+    ]
+    digests = {json.loads(child.communicate(timeout=100)[0])["digest"] for child in children}
+    assert len(digests) == 1 and {child.returncode for child in children} == {0}
+    assert sorted(path.name for path in folder.glob("o*")) == ["o", "o-2", "o-3"]

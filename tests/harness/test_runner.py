@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from fake_workers.pricing.registry import load_profile
-from harness.errors import InputError
+from harness.errors import ComponentError, InputError
 from harness.experiment import Engine, Experiment
 from harness.runner import compare, engine_config, place_endpoints, router_choices, run_experiment
 
@@ -20,12 +20,13 @@ TRACE = """\
 """
 
 
-def _experiment(tmp_path: Path, trace: str = TRACE, **changes: object) -> Experiment:
+def _experiment(tmp_path: Path, trace: str | dict[str, object] = TRACE, **changes: object) -> Experiment:
     path = tmp_path / "trace.jsonl"
-    path.write_text(trace)
+    if isinstance(trace, str):
+        path.write_text(trace)
     document = {
         "name": "t",
-        "trace": {"path": str(path)},
+        "trace": {"path": str(path)} if isinstance(trace, str) else trace,
         "cluster": {"nodes": 2, "gpus_per_node": 8},
         "load": {"arrivals": "at_once"},
         "model": {"profile": "glm-5.2-fp8-dp8ep8-b200"},
@@ -98,3 +99,41 @@ def test_comparing_keeps_one_folder_per_choice_and_one_page(tmp_path: Path) -> N
     assert (tmp_path / "out/report.html").exists()
     assert (tmp_path / "out/random/calls.parquet").exists()
     assert not (tmp_path / "out/random/report.html").exists()
+
+
+def test_sessions_of_one_name_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for name in ("a.jsonl", "b.jsonl"):
+        (folder / name).write_text(TRACE)
+    experiment = _experiment(tmp_path, trace={"path": str(folder)})
+    with pytest.raises(InputError, match="two sessions are called a"):
+        run_experiment(experiment, tmp_path / "out", show_progress=False)
+
+
+def test_calls_that_are_all_too_long_are_an_error_with_its_remedy(tmp_path: Path) -> None:
+    path = str(tmp_path / "trace.jsonl")
+    Path(path).write_text(TRACE)
+    with pytest.raises(InputError, match="all 2 calls are longer than trace.max_call_tokens"):
+        run_experiment(_experiment(tmp_path, trace={"path": path, "max_call_tokens": 100}), tmp_path / "out")
+
+
+def test_whatever_ends_a_run_its_calls_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object) -> None:
+        raise ZeroDivisionError("boom")
+
+    monkeypatch.setattr("harness.simulation.Simulation.settle", broken)
+    with pytest.raises(ZeroDivisionError, match="kept: 2 calls"):
+        run_experiment(_experiment(tmp_path), tmp_path / "out", show_progress=False)
+    summary = json.loads((tmp_path / "out/summary.json").read_text())
+    assert summary["outcome"]["completed"] == 2
+    assert "boom" in summary["validity"]["reasons"][0]
+
+
+def test_results_that_cannot_be_written_are_a_failed_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **more: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("harness.runner.write_run", full)
+    with pytest.raises(ComponentError, match="No space left"):
+        run_experiment(_experiment(tmp_path), tmp_path / "out", show_progress=False)

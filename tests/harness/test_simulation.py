@@ -241,3 +241,13 @@ def test_calls_over_the_longest_length_are_left_out_and_the_session_goes_on() ->
     assert [r.call_id for r in simulation.records] == ["a/1"]
     assert (simulation.counts.left_out, simulation.counts.arrived) == (1, 1)
     assert simulation.records[0].arrival_ns == MS
+
+
+def test_calls_in_flight_at_the_end_are_recorded_alike_leaping_or_not() -> None:
+    digests = set()
+    for leaping in (True, False):
+        router = Recorder([e for g in _groups(2, 2) for e in g])
+        simulation = _run(_sessions(5) + _one(400, 500), router, until_ns=MS, leaping=leaping)
+        assert any(record.outcome == IN_FLIGHT for record in simulation.records)
+        digests.add(digest(simulation.records))
+    assert len(digests) == 1
