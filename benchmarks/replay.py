@@ -17,7 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.experiment import Experiment, load_experiment
-from harness.runner import load_sessions, run_experiment, with_router
+from harness.runner import run_experiment, with_router
+from harness.workload import load_sessions
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "compare.yaml"
 

@@ -100,6 +100,13 @@ class Progress:
         )
         self._closed = True
 
+    def cancel(self) -> None:
+        """Nothing came of it: leave the terminal without a last line."""
+        if self._live:
+            self._live.stop()
+            self._live = None
+        self._closed = True
+
     def __enter__(self) -> Progress:
         return self
 

@@ -11,11 +11,12 @@ from typing import Any
 from harness.errors import InputError
 from harness.experiment import Experiment
 from harness.results.store import Run
-from harness.runner import Loaded, run_experiment
+from harness.runner import run_experiment
 from harness.studies.front_end import pre_engine_ms
 from harness.studies.ladder import Arm, Ladder, router_config
 from harness.studies.shared_prefix import lengths, staged_load
 from harness.studies.stages import StageResult, stage_results
+from harness.workload import Loaded
 
 STAGES = "stages.json"
 

@@ -1,0 +1,228 @@
+"""What is known of a run beside its calls: conditions for the report, verdicts, and what a reader has to know."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fake_workers.engine.scheduler import SchedulerConfig
+from fake_workers.pricing.profile import StepProfile
+from harness.cache.base import NODE_DRAM
+from harness.cache.build import CacheCluster
+from harness.clock import to_ns
+from harness.experiment import Experiment, resolved_yaml
+from harness.results.records import COMPLETED, IN_FLIGHT
+from harness.results.runinfo import LoadFacts, Prices, RunInfo
+from harness.results.summary import percentile_with_failures
+from harness.router.base import Endpoint, Router
+from harness.simulation import Simulation
+from harness.workload import Loaded
+
+_PACKAGES = ("grpcio", "xds-protos", "pyzmq", "msgspec", "numpy", "polars", "plotly")
+_LIGHT_LOAD = 0.05
+"""Below this GPU-busy share a run says that it tests no overload."""
+
+
+def run_info(
+    experiment: Experiment,
+    loaded: Loaded,
+    profile: StepProfile,
+    engine: SchedulerConfig,
+    endpoints: list[Endpoint],
+    simulation: Simulation,
+    router: Router,
+    stats: dict[str, Any],
+) -> RunInfo:
+    load = experiment.load
+    longest = experiment.trace.max_call_tokens
+    calls = [
+        call
+        for session in loaded.sessions
+        for call in session.calls
+        if longest is None or call.input_tokens + max(1, call.output_tokens) <= longest
+    ]
+    rated = load.arrivals in ("poisson", "uniform")
+    invalid, notes = _judge(experiment, loaded, profile, simulation, router, stats)
+    return RunInfo(
+        experiment=experiment.model_dump(mode="json"),
+        experiment_yaml=resolved_yaml(experiment),
+        router=router.identity(),
+        load=LoadFacts(
+            sessions=len(loaded.sessions),
+            calls=len(calls),
+            input_tokens=sum(call.input_tokens for call in calls),
+            output_tokens=sum(call.output_tokens for call in calls),
+            sessions_per_hour_per_node=load.sessions_per_hour_per_node if rated else None,
+        ),
+        endpoint_nodes=[endpoint.node for endpoint in endpoints],
+        virtual_ns=simulation.clock.now_ns,
+        name=experiment.name,
+        seed=experiment.seed,
+        window_ns=(to_ns(load.warmup_s), None),
+        router_stats=stats,
+        workload={
+            "trace": Path(loaded.path).name,
+            "sessions": len(loaded.sessions),
+            "calls": len(calls),
+            "arrivals": load.arrivals,
+            "longest gap": "as recorded" if load.gap_cap_s is None else f"capped at {load.gap_cap_s:g} s",
+            "client time-out": "none" if load.client_timeout_s is None else f"{load.client_timeout_s:g} s",
+        },
+        cluster={
+            "nodes": experiment.cluster.nodes,
+            "GPUs per node": experiment.cluster.gpus_per_node,
+            "GPU": profile.gpu,
+            "model": profile.model,
+            "layout": f"TP{profile.layout.tp} DP{profile.layout.dp} EP{profile.layout.ep}",
+            "endpoints": len(endpoints),
+            "KV blocks per endpoint": f"{engine.num_gpu_blocks - 1} x {engine.block_tokens} tokens",
+            "max_model_len": engine.max_model_len,
+            "max_num_batched_tokens": engine.max_num_batched_tokens,
+            "max_num_seqs": engine.max_num_seqs,
+            "scheduling": "asynchronous" if engine.async_scheduling else "synchronous",
+        },
+        profile=_profile_facts(profile),
+        prices=Prices(**experiment.prices.model_dump()) if experiment.prices else None,
+        decisions=stats.get("decisions"),
+        events=simulation.counts.clock_events + simulation.counts.engine_events,
+        steps=simulation.counts.steps,
+        invalid=invalid,
+        notes=notes,
+        versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+    )
+
+
+def tier_facts(tiers: CacheCluster, simulation: Simulation) -> dict[str, Any]:
+    """Reads, writes and residency of each tier; node tiers summed over nodes."""
+    seconds = max(simulation.clock.now_ns / 1e9, 1e-9)
+    per_node = [node.stats() for node in tiers.nodes]
+    by_name: dict[str, dict[str, Any]] = {}
+    for stats in per_node:
+        for tier in stats:
+            entry = by_name.setdefault(tier.name, asdict(tier) | {"capacity_bytes": tier.capacity_bytes})
+            if tier.name == NODE_DRAM and tier is not per_node[0][0]:
+                for key, value in asdict(tier).items():
+                    if isinstance(value, int) and key != "capacity_bytes":
+                        entry[key] += value
+    shared_reads = sum(t["read_bytes"] for name, t in by_name.items() if name != NODE_DRAM)
+    return {
+        "read_bytes_per_s_mean": shared_reads / seconds,
+        "read_bytes_per_s_p99": None,
+        "resident_bytes_per_node_max": max(stats[0].peak_bytes for stats in per_node),
+        "tiers": list(by_name.values()),
+    }
+
+
+def _profile_facts(profile: StepProfile) -> dict[str, Any]:
+    """Where step times come from, in lines for the report (`harness profile show NAME` has everything)."""
+    origin = profile.provenance
+    keys = ("package", "package_version", "system", "backend", "backend_version", "built", "licence")
+    errors = origin.get("interpolation_error", {})
+    return {
+        "name": profile.name,
+        **{key.replace("_", " "): origin[key] for key in keys if key in origin},
+        **{
+            f"error of interpolating the tables, {kind.replace('_', ' ')}": (
+                f"{errors[kind]['mean']:.2%} mean, {errors[kind]['p95']:.2%} p95"
+            )
+            for kind in ("prefill_step", "decode_step")
+            if kind in errors
+        },
+        "KV bytes per token": profile.kv_bytes_per_token,
+        "asked beyond its grid": ", ".join(f"{k}: {v:,}" for k, v in profile.out_of_grid.items()) or "nothing",
+    }
+
+
+def _judge(
+    experiment: Experiment,
+    loaded: Loaded,
+    profile: StepProfile,
+    simulation: Simulation,
+    router: Router,
+    stats: dict[str, Any],
+) -> tuple[list[str], list[str]]:
+    """Reasons why the numbers must not be used, and what a reader has to know to use them."""
+    invalid: list[str] = []
+    notes: list[str] = []
+    if stats.get("fallbacks"):
+        invalid.append(f"the router fell back silently in {stats['fallbacks']} decisions (see logs/router.log)")
+    if (experiment.load.until_s is None and stats.get("router_in_flight")) or stats.get("in_flight"):
+        left = stats.get("router_in_flight") or stats.get("in_flight")
+        invalid.append(f"INV-8: the router still counts {left} calls in flight at the end")
+    if simulation.counts.ended == simulation.counts.arrived:
+        invalid.extend(simulation.leftovers())
+    if simulation.counts.left_out:
+        notes.append(left_out_note(experiment, loaded))
+    busy = sum(total.busy_ns for group in simulation.groups for total in group.node.totals)
+    share = busy / max(1, len(simulation.endpoints) * simulation.clock.now_ns)
+    if simulation.counts.arrived and share < _LIGHT_LOAD:
+        notes.append(
+            f"lightly loaded: GPUs were busy {share:.1%} of the run's virtual time; raise "
+            "load.sessions_per_hour_per_node to see configs under pressure"
+        )
+    notes.extend(_service_level(experiment, simulation))
+    notes.append(
+        "step times are the kernel tables' own, which hold no host time: against measured serving they are too fast, "
+        "by 5 to 17 % per output token where that could be checked (docs/fidelity.md)"
+    )
+    if experiment.load.gap_cap_s is not None:
+        notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
+    if experiment.load.until_s is not None:
+        notes.append(f"the run was ended at {experiment.load.until_s:g} s of virtual time")
+    if experiment.model.calibration is not None:
+        notes.append("step times are calibrated by the experiment, not the tables' own")
+    if profile.out_of_grid:
+        beyond = ", ".join(f"{what} up to {value:,}" for what, value in profile.out_of_grid.items())
+        notes.append(f"step times outside the measured grid of the profile were extrapolated: {beyond}")
+    identity = router.identity()
+    notes.extend(f"not simulated: {what}" for what in identity.get("not_simulated", []))
+    if identity.get("provenance_note"):
+        notes.append(f"router: {identity['provenance_note']}")
+    return invalid, notes
+
+
+def _service_level(experiment: Experiment, simulation: Simulation) -> list[str]:
+    """Verdict on the experiment's service level, calls that never ended well counted as infinitely late."""
+    slo = experiment.slo
+    if slo is None:
+        return []
+    lines = []
+    for name, limit_s, end in (("e2e", slo.e2e_p90_s, "finish_ns"), ("TTFT", slo.ttft_p90_s, "first_token_ns")):
+        if limit_s is None:
+            continue
+        good = [
+            (getattr(r, end) - r.arrival_ns) / 1e9
+            for r in simulation.records
+            if r.outcome == COMPLETED and getattr(r, end)
+        ]
+        lost = sum(r.outcome not in (COMPLETED, IN_FLIGHT) for r in simulation.records)
+        reached = percentile_with_failures(np.array(good), lost, 90)
+        met = reached is not None and reached <= limit_s
+        value = "not defined, as more than one call in ten was lost" if reached is None else f"{reached:.3g} s"
+        lines.append(f"service level p90 {name} <= {limit_s:g} s: {'met' if met else 'MISSED'} ({value})")
+    return lines
+
+
+def left_out_note(experiment: Experiment, loaded: Loaded) -> str:
+    """How much of the trace `trace.max_call_tokens` leaves out."""
+    longest = experiment.trace.max_call_tokens
+    assert longest is not None
+    calls = [call for session in loaded.sessions for call in session.calls]
+    out = [call for call in calls if call.input_tokens + max(1, call.output_tokens) > longest]
+    share = sum(c.input_tokens for c in out) / max(1, sum(c.input_tokens for c in calls))
+    return (
+        f"{len(out):,} of {len(calls):,} calls, with {share:.0%} of the trace's input tokens, are longer than "
+        f"{longest:,} tokens and were left out (trace.max_call_tokens)"
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
