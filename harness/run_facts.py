@@ -39,13 +39,7 @@ def run_info(
     stats: dict[str, Any],
 ) -> RunInfo:
     load = experiment.load
-    longest = experiment.trace.max_call_tokens
-    calls = [
-        call
-        for session in loaded.sessions
-        for call in session.calls
-        if longest is None or call.input_tokens + max(1, call.output_tokens) <= longest
-    ]
+    calls = loaded.sent(experiment.trace.max_call_tokens)
     rated = load.arrivals in ("poisson", "uniform")
     invalid, notes = _judge(experiment, loaded, profile, simulation, router, stats)
     return RunInfo(
@@ -212,8 +206,8 @@ def left_out_note(experiment: Experiment, loaded: Loaded) -> str:
     """How much of the trace `trace.max_call_tokens` leaves out."""
     longest = experiment.trace.max_call_tokens
     assert longest is not None
-    calls = [call for session in loaded.sessions for call in session.calls]
-    out = [call for call in calls if call.input_tokens + max(1, call.output_tokens) > longest]
+    calls = loaded.sent(None)
+    out = [call for call in calls if call.sequence_tokens > longest]
     share = sum(c.input_tokens for c in out) / max(1, sum(c.input_tokens for c in calls))
     return (
         f"{len(out):,} of {len(calls):,} calls, with {share:.0%} of the trace's input tokens, are longer than "

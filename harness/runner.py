@@ -68,7 +68,7 @@ def run_experiment(
     starts_ns = session_starts_ns(
         experiment.load, loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
     )
-    expected = loaded.sent(experiment.trace.max_call_tokens)
+    expected = len(loaded.sent(experiment.trace.max_call_tokens))
     title = position + (label or str(router.identity().get("config")))
     progress = Progress(title, expected) if show_progress else None
     began, cpu_before = time.monotonic(), cpu_s()

@@ -11,7 +11,7 @@ or a client needs to look.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fake_workers.engine.events import KvEvent
 from fake_workers.engine.gauges import Gauges
@@ -86,13 +86,6 @@ Tick = Callable[[int, int], None]
 """Told of progress: (calls ended, virtual ns)."""
 
 
-@dataclass(slots=True)
-class _Shown:
-    """What the router was last told about one endpoint."""
-
-    gauges: Gauges = field(default_factory=lambda: Gauges(0, 0, 0.0))
-
-
 class Simulation:
     """Runs sessions through a router and engine groups; `records` holds one record per arrived call."""
 
@@ -121,7 +114,8 @@ class Simulation:
         self._blocks_per_router_block = router.blocks_per_router_block
         self._origins = Origins()
         self._open: dict[str, _Open] = {}
-        self._shown = [_Shown() for _ in self.endpoints]
+        self._shown = [Gauges(0, 0, 0.0) for _ in self.endpoints]
+        """What the router was last told of each endpoint."""
         self.groups = [self._make_group(price, group, g, len(groups)) for g, group in enumerate(groups)]
         self._place = {
             endpoint: (group, rank) for group in self.groups for rank, endpoint in enumerate(group.endpoints)
@@ -240,10 +234,8 @@ class Simulation:
     def _release(self, session: SessionRun, index: int) -> None:
         """The client sends the call."""
         call = session.session.calls[index]
-        # a call that recorded no output was cut off or failed at its source; an engine generates at least one token
-        outputs = max(1, call.output_tokens)
         longest = self.config.max_call_tokens
-        if longest is not None and call.input_tokens + outputs > longest:
+        if longest is not None and call.sequence_tokens > longest:
             self.counts.left_out += 1
             session.call_started(index)
             session.call_ended(index)
@@ -255,7 +247,7 @@ class Simulation:
             chain=call.chain,
             arrival_ns=self.clock.now_ns,
             input_tokens=call.input_tokens,
-            requested_output_tokens=outputs,
+            requested_output_tokens=call.generated_tokens,
         )
         self.records.append(record)
         self.counts.arrived += 1
@@ -355,10 +347,8 @@ class Simulation:
             for rank, endpoint in enumerate(group.endpoints):
                 if router.reads_gauges:
                     seen = node.gauges(rank, tick)
-                    shown = self._shown[endpoint]
-                    if seen != shown.gauges:
-                        shown.gauges = seen
-                        gauges[endpoint] = seen
+                    if seen != self._shown[endpoint]:
+                        self._shown[endpoint] = gauges[endpoint] = seen
                     if settled and node.gauges(rank, now) != seen:
                         settled = False
                 if router.reads_kv_events:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.errors import InputError
 from harness.experiment import Experiment
 from harness.load.arrivals import in_order
-from harness.trace.model import Session
+from harness.trace.model import Call, Session
 from harness.trace.read import read_trace
 
 
@@ -22,13 +22,14 @@ class Loaded:
     def calls(self) -> int:
         return sum(len(s.calls) for s in self.sessions)
 
-    def sent(self, max_call_tokens: int | None) -> int:
+    def sent(self, max_call_tokens: int | None) -> list[Call]:
         """Calls that are not left out for their length."""
-        return sum(
-            max_call_tokens is None or call.input_tokens + max(1, call.output_tokens) <= max_call_tokens
+        return [
+            call
             for session in self.sessions
             for call in session.calls
-        )
+            if max_call_tokens is None or call.sequence_tokens <= max_call_tokens
+        ]
 
 
 def load_sessions(experiment: Experiment) -> Loaded:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from harness.cache.base import TierStats
+from harness.cache.base import NODE_DRAM, TierStats
 from harness.cache.config import CacheConfig
 from harness.cache.retention import Retention
 from harness.clock import VirtualClock, to_ns
-
-NAME = "dram"
 
 OBJECT_BYTES = 64
 """Real bytes of the object that stands for a chunk in LMCache's L1; its alignment, so that the capacity is exact."""
@@ -37,7 +35,7 @@ class L1Account:
         chunk_bytes: int,
         capacity: int,
     ) -> None:
-        self.name = NAME
+        self.name = NODE_DRAM
         self.capacity = capacity
         """Chunks."""
         self.lookups = 0

@@ -7,50 +7,17 @@ carries can run, even if it slipped through the escaping.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Sequence
-from functools import cache
-from importlib import resources
 from typing import Any
 
 from harness.results.compare import Comparison, compare, groups
 from harness.results.conditions import conditions, costs, glossary, repeat, validity
 from harness.results.figure import PALETTE_SIZE
 from harness.results.headline import headline
-from harness.results.markup import Markup, render, tag
+from harness.results.markup import Markup, tag
+from harness.results.page_shell import page
 from harness.results.plots import PLOTS, figures
 from harness.results.store import Run
-
-
-@cache
-def _asset(name: str) -> str:
-    return resources.files("harness.results").joinpath("page", name).read_text(encoding="utf-8")
-
-
-@cache
-def _plotly_js() -> str:
-    # 5 MB of script: read once, and only where a page is made.
-    from plotly.offline import get_plotlyjs
-
-    return str(get_plotlyjs()).replace("\r", "")
-
-
-def _script(source: str) -> tuple[Markup, str]:
-    """An inline script and its source for the policy."""
-    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    return Markup(f"<script>{source}</script>"), f"'sha256-{digest}'"
-
-
-def json_block(id: str, value: Any) -> Markup:
-    """Data for the page's script. The escapes keep it one element whatever the strings hold; it never
-    runs.
-    """
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return Markup(f'<script type="application/json" id="{id}">{text}</script>')
 
 
 def swatch(index: int, baseline: bool) -> Markup:
@@ -173,14 +140,7 @@ def render_html(runs: Sequence[Run]) -> str:
     head = headline(comparison, [run.summary for run in runs])
     made = figures(runs)
     swatches = [swatch(i, run.info.is_baseline) for i, run in enumerate(runs)]
-    plotly, plotly_hash = _script(_plotly_js())
-    script, script_hash = _script(_asset("report.js"))
-    policy = (
-        f"default-src 'none'; script-src {plotly_hash} {script_hash}; style-src 'unsafe-inline';"
-        " img-src data: blob:; font-src data:; base-uri 'none'; form-action 'none'"
-    )
     name = runs[0].info.name or "experiment"
-    title = tag("title", f"{name}: {head.title}")
     body = [
         tag(
             "header",
@@ -206,25 +166,4 @@ def render_html(runs: Sequence[Run]) -> str:
             glossary(),
         ),
     ]
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            title,
-            f"<style>{_asset('report.css')}</style>",
-            "</head>",
-            "<body>",
-            render(body),
-            json_block("figures", made),
-            plotly,
-            script,
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
+    return page(f"{name}: {head.title}", body, made)

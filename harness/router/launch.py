@@ -5,7 +5,6 @@ child itself.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import shutil
 import socket
@@ -263,12 +262,3 @@ def check(
             f"{router_block_tokens} is no multiple of the engine's block of {block_tokens} tokens",
             f"choose a multiple of {block_tokens}",
         )
-
-
-def sha256(path: Path) -> str:
-    """Hex digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

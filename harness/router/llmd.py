@@ -20,12 +20,13 @@ from harness.router import adapt_v0100, adapt_v071, config, prompts
 from harness.router.barriers import IndexUpdateBarrier, KvEventBarrier
 from harness.router.base import Decision, Endpoint, RouteRequest
 from harness.router.belief import PublishedBlocks, ScoreModel, pod_name, session_token
+from harness.router.binaries import sha256_of
 from harness.router.config import Adapted, Coupling, PromptForm
 from harness.router.ext_proc import Answer, ExtProcClient, usage_chunk
 from harness.router.granularity import Granularity
 from harness.router.http_get import sample
 from harness.router.kv_events import KvEventPublisher
-from harness.router.launch import START_TIMEOUT_S, Deployment, Plan, check, sha256
+from harness.router.launch import START_TIMEOUT_S, Deployment, Plan, check
 from harness.router.record_notes import SESSION_ID, belief_notes, client_additions
 from harness.router.tie_break import TieBreak
 from harness.router.tokenizer import tokenizer_socket_path
@@ -299,7 +300,7 @@ class LlmdRouter:
 
     @functools.cached_property
     def _sha256(self) -> str:
-        return sha256(self._binary)
+        return sha256_of(self._binary)
 
     @property
     def _adapted(self) -> Adapted:

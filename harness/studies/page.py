@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.results.figure import axis_of, log_seconds, rounded, run_color
-from harness.results.markup import Markup, render, tag
-from harness.results.report import _asset, _plotly_js, _script, json_block
+from harness.results.markup import Markup, tag
+from harness.results.page_shell import page
 from harness.studies.ladder import METRICS, Ladder
 from harness.studies.llmd import ArmResult
 from harness.studies.sidebyside import TITLES, ArmTable, cell, error_text, rate_text
@@ -23,12 +23,6 @@ _CAPTIONS = {
 def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[ArmResult], command: str) -> str:
     """The whole page as HTML."""
     figures = {metric: _figure(metric, tables) for metric in METRICS}
-    plotly, plotly_hash = _script(_plotly_js())
-    script, script_hash = _script(_asset("report.js"))
-    policy = (
-        f"default-src 'none'; script-src {plotly_hash} {script_hash}; style-src 'unsafe-inline'; img-src data: blob:;"
-        " font-src data:; base-uri 'none'; form-action 'none'"
-    )
     chips = [
         tag("button", _swatch(i), table.name, type="button", class_="chip", data_run=i, aria_pressed="true")
         for i, table in enumerate(tables)
@@ -68,28 +62,7 @@ def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[Ar
             _conditions(ladder, results, command),
         ),
     ]
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            tag("title", ladder.title),
-            f"<style>{_asset('report.css')}</style>",
-            "</head>",
-            "<body>",
-            render(body),
-            json_block("figures", figures),
-            plotly,
-            script,
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
+    return page(ladder.title, body, figures)
 
 
 def _swatch(index: int) -> Markup:

@@ -49,6 +49,16 @@ class Call:
         """Full blocks of the prompt."""
         return self.keep_blocks + self.new_blocks
 
+    @property
+    def generated_tokens(self) -> int:
+        """Output when replayed: an engine generates at least one token, also where the source recorded none."""
+        return max(1, self.output_tokens)
+
+    @property
+    def sequence_tokens(self) -> int:
+        """Prompt plus output when replayed."""
+        return self.input_tokens + self.generated_tokens
+
 
 @dataclass(slots=True)
 class Session:

@@ -1,6 +1,6 @@
 """A page on a trace: plots beside the table of its statistics, in one file that needs no network.
 
-Style, script and plotly are those of a run's report (harness/results/report.py).
+Style, script and plotly are those of every page (harness/results/page_shell.py).
 """
 
 from __future__ import annotations
@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness.results.figure import Figure
-from harness.results.markup import Markup, render, tag
-from harness.results.report import _asset, _plotly_js, _script, json_block, swatch
+from harness.results.markup import Markup, tag
+from harness.results.page_shell import page
+from harness.results.report import swatch
 from harness.trace.plots import TRACE_PLOTS
 from harness.trace.shape import Shape
 from harness.trace.table import flat_stats, percent, published, seconds, shown
@@ -27,40 +28,13 @@ def trace_figures(shape: Shape) -> dict[str, Figure]:
 def render_trace_page(name: str, found: dict[str, Any], shape: Shape) -> str:
     """The whole page. `name`: the trace's file name; `found`: its statistics."""
     made = trace_figures(shape)
-    plotly, plotly_hash = _script(_plotly_js())
-    script, script_hash = _script(_asset("report.js"))
-    policy = (
-        f"default-src 'none'; script-src {plotly_hash} {script_hash}; style-src 'unsafe-inline'; img-src data: blob:;"
-        " font-src data:; base-uri 'none'; form-action 'none'"
-    )
     title = f"{_count(found['sessions'], 'session')}, {_count(found['calls'], 'call')}"
     bar = tag("div", tag("p", name, class_="over"), tag("button", "Theme", type="button", id="theme"), class_="bar")
     body = [
         tag("header", bar, tag("h1", title), tag("ul", [tag("li", s) for s in _answers(found)], class_="answer")),
         tag("main", _plots(made), _published(found), _all(found), _conventions()),
     ]
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            tag("title", f"{name}: {title}"),
-            f"<style>{_asset('report.css')}</style>",
-            "</head>",
-            "<body>",
-            render(body),
-            json_block("figures", made),
-            plotly,
-            script,
-            "</body>",
-            "</html>",
-            "",
-        ]
-    )
+    return page(f"{name}: {title}", body, made)
 
 
 def _count(number: int, what: str) -> str:

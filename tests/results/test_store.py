@@ -18,9 +18,10 @@ from harness.errors import InputError
 from harness.results import series
 from harness.results.figure import safe_text
 from harness.results.markup import Markup, tag
+from harness.results.page_shell import json_block
 from harness.results.plots import PLOTS, figures
 from harness.results.records import digest
-from harness.results.report import json_block, render_html
+from harness.results.report import render_html
 from harness.results.store import Run, distinct, find_runs, load_run, report, write_comparison, write_run
 from tests.results.synthetic import SHAPES, S, Shape, make_info, make_records, make_timeline
 
