@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,3 +51,11 @@ def lmcache() -> None:
     if not upstream.available():
         pytest.skip("LMCache is not installed: python -m tests.cache.install, or pip install '.[lmcache]'")
     upstream.prepare()
+
+
+@pytest.fixture
+def heard_interrupts() -> Iterator[None]:
+    """A shell's background job starts with SIGINT ignored, and so do Python and its children then."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

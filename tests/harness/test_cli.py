@@ -92,7 +92,9 @@ def test_bad_input_is_one_line_and_exit_code_2(folder: Path, words: list[str], c
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_keeps_its_records_and_exits_130(folder: Path, number: signal.Signals) -> None:
+def test_an_interrupted_run_keeps_its_records_and_exits_130(
+    folder: Path, number: signal.Signals, heard_interrupts: None
+) -> None:
     calls = "".join(
         f'{{"i":{i},"t":{i},"chain":"main","in":64000,"out":4000,"ref":-1,"keep":0,"new":1000,"deps":[{i - 1}]}}\n'
         for i in range(1, 30000)

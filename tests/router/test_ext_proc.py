@@ -25,7 +25,7 @@ def test_usage_chunk_is_what_vllm_streams_last() -> None:
     }
 
 
-def test_interrupt_comes_after_the_answer() -> None:
+def test_interrupt_comes_after_the_answer(heard_interrupts: None) -> None:
     before = signal.getsignal(signal.SIGINT)
     done = False
     with pytest.raises(KeyboardInterrupt), _interrupts_wait():
@@ -34,7 +34,7 @@ def test_interrupt_comes_after_the_answer() -> None:
     assert done and signal.getsignal(signal.SIGINT) is before
 
 
-def test_second_interrupt_comes_at_once() -> None:
+def test_second_interrupt_comes_at_once(heard_interrupts: None) -> None:
     with pytest.raises(KeyboardInterrupt), _interrupts_wait():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
