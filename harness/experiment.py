@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from harness.cache.config import CacheConfig, FabricConfig
+from harness.disagg.config import KvTransferConfig, Role, parse_notation
 from harness.errors import InputError
 
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
@@ -95,6 +96,20 @@ class Engine(Strict):
     leaping: bool = Field(True, description="take runs of equal decode steps at once (same result, less work)")
 
 
+class Pool(Strict):
+    """Workers of one role; a pool has nodes of its own."""
+
+    role: Role = Field(description="prefill, decode or both; becomes the label llm-d.ai/role (docs/disaggregation.md)")
+    replicas: Count | None = Field(
+        None, description="model replicas (lock-step groups) of this pool; null: as cluster.disaggregation says"
+    )
+    profile: str | None = Field(None, description="step-time profile of this pool; null: model.profile")
+    gpus_per_node: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
+        None, description="GPUs per node of this pool; null: cluster.gpus_per_node"
+    )
+    engine: Engine | None = Field(None, description="engine arguments that differ from cluster.engine; null: none")
+
+
 class Cluster(Strict):
     """The machines."""
 
@@ -107,6 +122,30 @@ class Cluster(Strict):
     )
     kv_events: Literal["map", "array"] = Field("map", description="layout of KV events on the wire (vLLM 0.32: map)")
     engine: Engine = Field(default_factory=lambda: Engine())
+    pools: list[Pool] = Field(
+        default_factory=list,
+        description="workers by role, for prefill/decode disaggregation; then `nodes` follows from them. Empty: all "
+        "workers do both",
+    )
+    disaggregation: str | None = Field(
+        None,
+        description="8P2D: 8 prefill and 2 decode replicas; 3:1: so many parts of `nodes` prefill and decode; null: as "
+        "the pools say",
+    )
+
+    @model_validator(mode="after")
+    def _pools(self) -> Cluster:
+        if self.disaggregation is None:
+            missing = next((pool.role for pool in self.pools if pool.replicas is None), None)
+            if missing is not None:
+                raise ValueError(f"pool {missing} needs replicas (or say cluster.disaggregation)")
+            return self
+        parse_notation(self.disaggregation)
+        if self.pools and sorted(pool.role for pool in self.pools) != ["decode", "prefill"]:
+            raise ValueError("disaggregation goes with no pools, or with one of prefill and one of decode")
+        if any(pool.replicas is not None for pool in self.pools):
+            raise ValueError("disaggregation and pools.replicas both say how many: leave one out")
+        return self
 
 
 class Calibration(Strict):
@@ -200,6 +239,7 @@ class Experiment(Strict):
     router: Router = Field(default_factory=lambda: Router())
     cache: Cache = Field(default_factory=lambda: Cache())
     fabric: FabricConfig = Field(default_factory=lambda: FabricConfig())
+    kv_transfer: KvTransferConfig = Field(default_factory=lambda: KvTransferConfig())
     slo: Slo | None = None
     prices: Prices | None = None
     output: Output = Field(default_factory=lambda: Output())

@@ -14,29 +14,24 @@ from typing import Any
 import polars as pl
 
 from fake_workers.engine.scheduler import SchedulerConfig
-from fake_workers.pricing.calibration import Calibration
 from fake_workers.pricing.node_price import ProfilePrice
 from fake_workers.pricing.profile import StepProfile
-from fake_workers.pricing.registry import load_profile
 from harness.cache import upstream
 from harness.cache.build import CacheCluster, build_fabric
 from harness.clock import VirtualClock, to_ns
 from harness.errors import ComponentError, HarnessError, InputError
-from harness.experiment import Engine, Experiment
+from harness.experiment import Experiment
 from harness.load.arrivals import session_starts_ns
+from harness.placement import plan_pools, with_nodes
 from harness.progress import Progress
 from harness.results.runinfo import RunInfo
 from harness.results.store import Run, write_comparison, write_run
-from harness.router.base import Endpoint
 from harness.router.baselines import BASELINES
-from harness.router.endpoints import loopback_endpoints
 from harness.router.select import CONFIGS, config_path, make_router
 from harness.run_facts import run_info, tier_facts
 from harness.simulation import Simulation, SimulationConfig
 from harness.usage import Usage, cpu_s
 from harness.workload import Loaded, load_sessions
-
-MOST_ENDPOINTS = 10_000
 
 
 class Interrupted(HarnessError):
@@ -57,9 +52,10 @@ def run_experiment(
 ) -> Run:
     """Run one experiment and write its folder. A failure or Ctrl-C keeps the records made so far and then raises."""
     loaded = loaded or load_sessions(experiment)
-    profile = _profile(experiment)
-    engine = engine_config(experiment.cluster.engine, profile, experiment.model.profile)
-    groups = place_endpoints(experiment, profile)
+    pools = plan_pools(experiment)
+    experiment = with_nodes(experiment, pools)
+    profile, engine = pools[0].profile, pools[0].engine
+    groups = [group for pool in pools for group in pool.groups]
     endpoints = [endpoint for group in groups for endpoint in group]
     model = experiment.model.name or profile.model
     clock = VirtualClock()
@@ -176,73 +172,6 @@ def _undisturbed() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def engine_config(engine: Engine, profile: StepProfile, where: str) -> SchedulerConfig:
-    """vLLM's engine arguments resolved against the profile, refused where vLLM would refuse to start."""
-    block = engine.block_size or profile.block_tokens
-    blocks = engine.num_gpu_blocks or profile.kv_capacity_tokens // block
-    if blocks < 2:
-        raise InputError(
-            f"profile {where}",
-            "its KV cache does not fit this GPU's memory",
-            "choose another layout or set cluster.engine.num_gpu_blocks",
-        )
-    max_len = engine.max_model_len or profile.max_model_len
-    if engine.max_model_len is None and (blocks - 1) * block < max_len:
-        # what vLLM's --max-model-len auto does: as long as the KV cache can hold one request
-        max_len = (blocks - 1) * block
-    if (blocks - 1) * block < max_len:
-        raise InputError(
-            "cluster.engine.max_model_len",
-            f"{max_len} tokens do not fit {blocks - 1} KV blocks of {block} tokens (vLLM refuses to start)",
-            f"set it to {(blocks - 1) * block} or less, or raise num_gpu_blocks",
-        )
-    return SchedulerConfig(
-        num_gpu_blocks=blocks,
-        block_tokens=block,
-        max_num_batched_tokens=engine.max_num_batched_tokens,
-        max_num_seqs=engine.max_num_seqs,
-        max_model_len=max_len,
-        async_scheduling=engine.async_scheduling,
-        enable_prefix_caching=engine.enable_prefix_caching,
-        watermark=engine.watermark,
-        long_prefill_token_threshold=engine.long_prefill_token_threshold,
-        policy=engine.scheduling_policy,
-    )
-
-
-def place_endpoints(experiment: Experiment, profile: StepProfile) -> list[list[Endpoint]]:
-    """Lock-step groups of endpoints: as many replicas per node as its GPUs allow, one endpoint per rank of each."""
-    layout = profile.layout
-    gpus = experiment.cluster.gpus_per_node
-    replicas = gpus // layout.gpus
-    if replicas < 1:
-        raise InputError(
-            "cluster.gpus_per_node",
-            f"{gpus} GPUs do not hold one replica of {profile.name}, which needs {layout.gpus}",
-            "raise it or choose a smaller layout",
-        )
-    count = experiment.cluster.nodes * replicas * layout.dp
-    if count > MOST_ENDPOINTS:
-        raise InputError("cluster", f"{count:,} endpoints", f"at most {MOST_ENDPOINTS:,} loopback addresses are used")
-    endpoints = loopback_endpoints(count, ranks_per_node=replicas * layout.dp)
-    return [endpoints[i : i + layout.dp] for i in range(0, count, layout.dp)]
-
-
-def _profile(experiment: Experiment) -> StepProfile:
-    profile = load_profile(experiment.model.profile)
-    wanted = experiment.model.calibration
-    if wanted is None:
-        return profile
-    return profile.calibrated(
-        Calibration.of(
-            wanted.scale_prefill,
-            wanted.scale_decode,
-            round(wanted.per_step_ms * 1e6),
-            round(wanted.per_seq_ms * 1e6),
-        )
-    )
 
 
 def _tiers(

@@ -22,6 +22,7 @@ from fake_workers.engine.events import KvEvent
 from fake_workers.engine.gauges import Gauges
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import Batch, RankScheduler, SchedulerConfig
+from fake_workers.engine.totals import RankTotals
 from fake_workers.pricing.steps import RankBatch
 
 
@@ -54,16 +55,6 @@ class Outcome:
     request: EngineRequest
     first: bool
     done: bool
-
-
-@dataclass(slots=True)
-class RankTotals:
-    """What one rank did so far. `batch_ns` is the integral of requests in the batch over busy time."""
-
-    busy_ns: int = 0
-    batch_ns: int = 0
-    scheduled_tokens: int = 0
-    preemptions: int = 0
 
 
 @dataclass(slots=True)
@@ -360,6 +351,10 @@ class Node:
                 total.busy_ns += duration
                 total.batch_ns += duration * len(batch.items)
                 total.scheduled_tokens += sum(item.tokens for item in batch.items)
+                gaps = sum(
+                    item.samples and item.cached + item.tokens > item.request.prompt_tokens for item in batch.items
+                )
+                total.step(duration, gaps, any(item.tokens > 1 for item in batch.items))
                 if self.observer is not None and duration:
                     outputs = sum(item.samples for item in batch.items)
                     prompt = sum(item.tokens for item in batch.items if item.tokens > 1)
@@ -525,6 +520,7 @@ class Node:
                 total.busy_ns += duration
                 total.batch_ns += duration * count
                 total.scheduled_tokens += k * count
+                total.leap(k, count, leap.cumulative_ns)
                 if self.observer is not None:
                     self.observer(rank, start, start + duration, count, 0, k * count)
         for rank, batch in enumerate(current):

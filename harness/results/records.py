@@ -59,11 +59,34 @@ class CallRecord(msgspec.Struct, gc=False, kw_only=True):
     held_share: float | None = None
     router_status: int = 0
     message: str = ""
+    # Only where prefill and decode ran on different endpoints (then `endpoint` is the decode side's and `admitted_ns`
+    # the prefill side's); None elsewhere.
+    prefill_endpoint: int | None = None
+    prefill_node: int | None = None
+    prefill_done_ns: int | None = None
+    transfer_start_ns: int | None = None
+    transfer_end_ns: int | None = None
+    decode_admitted_ns: int | None = None
+    transfer_bytes: int | None = None
+    transfer_tokens: int | None = None
+    decode_hit_tokens: int | None = None
 
 
 _STR: Final = ("call_id", "session", "chain", "outcome", "message")
 _FLOAT: Final = ("believed_share", "held_share")
-_INT: Final = tuple(f for f in CallRecord.__struct_fields__ if f not in _STR and f not in _FLOAT)
+_SPLIT: Final = (
+    "prefill_endpoint",
+    "prefill_node",
+    "prefill_done_ns",
+    "transfer_start_ns",
+    "transfer_end_ns",
+    "decode_admitted_ns",
+    "transfer_bytes",
+    "transfer_tokens",
+    "decode_hit_tokens",
+)
+"""Columns of calls whose prefill ran elsewhere. They enter the digest of such calls alone: other runs keep theirs."""
+_INT: Final = tuple(f for f in CallRecord.__struct_fields__ if f not in (*_STR, *_FLOAT, *_SPLIT))
 
 COLUMNS: Final[dict[str, Any]] = {
     name: pl.String if name in _STR else pl.Float64 if name in _FLOAT else pl.Int64
@@ -77,7 +100,7 @@ def digest(records: Iterable[CallRecord]) -> str:
 
     Per record: a bit mask of the present numbers, the integers as little-endian int64, the floats as
     little-endian IEEE 754 doubles (negative zero as zero), the strings as length and UTF-8. Absent numbers
-    count as zero, told apart by the mask.
+    count as zero, told apart by the mask. Then, for calls with a prefill elsewhere, those columns (absent: -1).
     """
     numbers = struct.Struct(f"<I{len(_INT)}q{len(_FLOAT)}d")
     length = struct.Struct("<I")
@@ -97,6 +120,9 @@ def digest(records: Iterable[CallRecord]) -> str:
         for name in _STR:
             text = getattr(record, name).encode("utf-8", "surrogatepass")
             sha.update(length.pack(len(text)) + text)
+        split = [getattr(record, name) for name in _SPLIT]
+        if any(value is not None for value in split):
+            sha.update(b"split" + struct.pack(f"<{len(split)}q", *(-1 if v is None else v for v in split)))
     return sha.hexdigest()
 
 
@@ -128,6 +154,7 @@ def read_calls(path: Path) -> pl.DataFrame:
         raise InputError(str(path), "no such file", "give the folder that a run wrote") from None
     except (pl.exceptions.PolarsError, OSError) as error:
         raise InputError(str(path), f"not a readable Parquet file ({error})", "repeat the run") from None
+    frame = frame.with_columns(pl.lit(None, pl.Int64).alias(name) for name in _SPLIT if name not in frame.columns)
     if version != str(RECORD_SCHEMA) or any(name not in frame.columns for name in COLUMNS):
         raise InputError(
             str(path),

@@ -11,7 +11,8 @@ import pytest
 from fake_workers.pricing.registry import load_profile
 from harness.errors import ComponentError, InputError
 from harness.experiment import Engine, Experiment
-from harness.runner import compare, engine_config, place_endpoints, router_choices, run_experiment
+from harness.placement import engine_config, place_endpoints
+from harness.runner import compare, router_choices, run_experiment
 
 TRACE = """\
 {"v":1,"session":"a","block":64,"scope":"local"}
