@@ -26,8 +26,8 @@ class RankTotals:
     decode_ns: int = 0
     mixed_ns: int = 0
     gaps: dict[int, int] = field(default_factory=dict, compare=False)
-    """Tokens after a first one, by the bin of the step that brought them: the wait since the token before. A leap counts
-    its steps in a few groups, so this alone may differ from single steps, by less than a bin or so.
+    """Tokens after a first one, by the bin of the step that brought them: the wait since the token before. A leap
+    counts its steps in a few groups, so this alone may differ from single steps, by a bin or so.
     """
 
     def step(self, duration_ns: int, gaps: int, carries_prefill: bool) -> None:

@@ -46,7 +46,9 @@ def distribution(values: Floats, total: int | None = None) -> Points:
     if not len(values):
         return np.empty(0), np.empty(0)
     levels = _LEVELS if len(values) > len(_LEVELS) else np.linspace(0, 1, max(2, len(values)))
-    return np.quantile(values, levels), levels * (len(values) / total if total else 1.0)
+    quantiles: Floats = np.quantile(values, levels).astype(np.float64)
+    shares: Floats = (levels * (len(values) / total if total else 1.0)).astype(np.float64)
+    return quantiles, shares
 
 
 def ttft_distribution(calls: pl.DataFrame, info: RunInfo) -> Points:

@@ -88,7 +88,8 @@ def decoding(done: pl.DataFrame) -> pl.DataFrame:
 def output_rates(done: pl.DataFrame) -> Floats:
     """Output tokens / (finish - first token) of each call with a decode phase, tokens/s."""
     some = decoding(done)
-    return some["output_tokens"].cast(pl.Float64).to_numpy() / np.maximum(seconds(some, DECODE), 1e-12)
+    rates: Floats = some["output_tokens"].cast(pl.Float64).to_numpy() / np.maximum(seconds(some, DECODE), 1e-12)
+    return rates
 
 
 def truth_gaps(calls: pl.DataFrame, info: RunInfo) -> Floats:

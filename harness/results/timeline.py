@@ -171,7 +171,8 @@ class Timeline:
     def widths_ns(self) -> NDArray[np.float64]:
         """Covered width of each bin, ns."""
         edges = np.minimum(np.arange(self.bins + 1) * self.bin_ns, max(self.end_ns, 1))
-        return np.maximum(np.diff(edges), 1).astype(np.float64)
+        widths: NDArray[np.float64] = np.maximum(np.diff(edges), 1).astype(np.float64)
+        return widths
 
     def busy_by_node_ns(self) -> list[int]:
         """GPU-busy time of each node: the sum over its endpoints, in order of the node's number."""

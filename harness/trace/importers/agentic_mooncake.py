@@ -128,6 +128,7 @@ def _request(path: Path, number: int, row: RequestRow, block: int, check_blocks:
     output_tokens = row.output_length if row.output_length is not None else row.output_tokens
     if input_tokens is None or output_tokens is None:
         raise refused(path, number, "input_length" if input_tokens is None else "output_length", "is missing")
+    ids: Any
     if row.hash_ids is None:
         ids, unnamed = np.empty(0, dtype=np.int64), input_tokens // block
     else:
