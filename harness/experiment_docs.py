@@ -75,4 +75,4 @@ def _model_of(annotation: Any) -> type[BaseModel] | None:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    target.write_text(markdown(target.resolve().parents[1] / "examples" / "compare.yaml"), encoding="utf-8")
+    target.write_text(markdown(Path(__file__).resolve().parents[1] / "examples" / "compare.yaml"), encoding="utf-8")
