@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from harness.arms import with_router
 from harness.experiment import Experiment, load_experiment
-from harness.runner import run_experiment, with_router
+from harness.runner import run_experiment
 from harness.workload import load_sessions
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "compare.yaml"

@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from harness import arms, runner
 from harness import experiment as experiments
-from harness import runner
 from harness.doctor import doctor
 from harness.errors import HarnessError, InputError
 from harness.results import store
@@ -72,7 +72,17 @@ def compare(
             "--router-config",
             metavar="NAME_OR_FILE",
             help="A router config (file, or a shipped name) or a baseline; repeatable, or several after commas. "
-            "Default: every shipped config of the release, and the baselines round_robin and least_loaded.",
+            "Default: the experiment's arms; if it has none, every shipped config of the release, and the baselines "
+            "round_robin and least_loaded.",
+        ),
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arm",
+            metavar="NAME:a.b=v,c.d=w",
+            help="An arm that differs in any fields (values in YAML; NAME: alone is the experiment as it is), or one "
+            "of the experiment's arms by its NAME; repeatable.",
         ),
     ] = None,
     trace: TraceFile = None,
@@ -80,11 +90,15 @@ def compare(
     out: OutDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the same load under several router configs: one table, one report."""
+    """Run the same load under several router configs, or under arms that differ in anything: one table, one report."""
     base = experiments.load_experiment(file, overrides, trace)
-    choices = runner.router_choices(base, router_config)
+    if arm and router_config:
+        raise InputError("--arm", "does not go with --router-config", "set router.config in the arms")
+    chosen = [] if router_config else arms.arms_of(base, arm)
+    if not chosen:
+        chosen = arms.router_arms(base, arms.router_choices(base, router_config))
     folder = _folder(out or Path(base.output.dir) / base.name)
-    results = runner.compare(base, choices, folder, command=_command())
+    results = runner.compare(chosen, folder, command=_command())
     _show(results, as_json, folder / store.REPORT)
 
 

@@ -17,6 +17,8 @@ Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**40)]
+ARM_NAME = r"[\w.+-]+"
+"""Names that are also folders."""
 
 
 class Strict(BaseModel):
@@ -227,10 +229,25 @@ class Output(Strict):
     report: bool = Field(True, description="write report.html")
 
 
+class ArmSpec(Strict):
+    """One arm of a comparison: the experiment with some fields set otherwise."""
+
+    name: str = Field(description="name of the arm in tables and plots, and of its folder", pattern=f"^{ARM_NAME}$")
+    set: dict[str, Any] = Field(
+        default_factory=dict,
+        description="fields and their values, `a.b: value`; a section as value replaces the whole section",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _no_dots_only(cls, name: str) -> str:
+        return _not_dots(name)
+
+
 class Experiment(Strict):
     """One experiment."""
 
-    name: str = Field(description="name of the experiment; part of the output folder's name", pattern=r"^[\w.+-]+$")
+    name: str = Field(description="name of the experiment; part of the output folder's name", pattern=f"^{ARM_NAME}$")
     seed: int = Field(1, ge=0, description="seed of everything random in the run")
     trace: Trace
     load: Load = Field(default_factory=lambda: Load())
@@ -243,13 +260,30 @@ class Experiment(Strict):
     slo: Slo | None = None
     prices: Prices | None = None
     output: Output = Field(default_factory=lambda: Output())
+    arms: list[ArmSpec] | None = Field(
+        None,
+        description="variants that `harness compare` runs over the same load: same `trace`, `load` and `seed`",
+    )
 
     @field_validator("name")
     @classmethod
     def _no_dots_only(cls, name: str) -> str:
-        if not name.strip("."):
-            raise ValueError("must hold more than dots")
-        return name
+        return _not_dots(name)
+
+    @field_validator("arms")
+    @classmethod
+    def _names_apart(cls, arms: list[ArmSpec] | None) -> list[ArmSpec] | None:
+        names = [arm.name for arm in arms or []]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two arms are called {name}")
+        return arms
+
+
+def _not_dots(name: str) -> str:
+    if not name.strip("."):
+        raise ValueError("must hold more than dots")
+    return name
 
 
 def load_experiment(path: Path, overrides: list[str] | None = None, trace: str | None = None) -> Experiment:
@@ -259,14 +293,13 @@ def load_experiment(path: Path, overrides: list[str] | None = None, trace: str |
     """
     document = _read_yaml(path)
     base = path.resolve().parent
-    _absolute(document, ("trace", "path"), base)
-    for key in ("binary", "config"):
-        value = document.get("router", {}).get(key) if isinstance(document.get("router"), dict) else None
-        if isinstance(value, str) and ("/" in value or value.endswith((".yaml", ".yml"))):
-            _absolute(document, ("router", key), base)
-    profile = document.get("model", {}).get("profile") if isinstance(document.get("model"), dict) else None
-    if isinstance(profile, str) and profile.endswith((".npz", ".json", ".yaml")):
-        _absolute(document, ("model", "profile"), base)
+    _resolve_paths(document, base)
+    for arm in document["arms"] if isinstance(document.get("arms"), list) else []:
+        if isinstance(arm, dict) and isinstance(arm.get("set"), dict):
+            arm["set"] = {
+                name: _resolved(name, value, base, f"{path}: arm {arm.get('name')}")
+                for name, value in arm["set"].items()
+            }
     for text in overrides or []:
         _override(document, text)
     if trace is not None:
@@ -274,6 +307,11 @@ def load_experiment(path: Path, overrides: list[str] | None = None, trace: str |
         if not isinstance(section, dict):
             raise InputError(str(path), "field trace is not a mapping", "write `trace: {path: FILE}`")
         section["path"] = str(Path(trace).resolve())
+    return validated(document, str(path))
+
+
+def validated(document: dict[str, Any], where: str) -> Experiment:
+    """The experiment that a document describes; InputError names `where` and the first field that is wrong."""
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:
@@ -281,7 +319,7 @@ def load_experiment(path: Path, overrides: list[str] | None = None, trace: str |
         field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise InputError(
-            str(path), f"field {field}: {_reason(first)}{more}", "see docs/experiment.md or `harness schema`"
+            where, f"field {field}: {_reason(first)}{more}", "see docs/experiment.md or `harness schema`"
         ) from None
 
 
@@ -323,10 +361,45 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def _absolute(document: dict[str, Any], keys: tuple[str, str], base: Path) -> None:
-    section = document.get(keys[0])
-    if isinstance(section, dict) and isinstance(section.get(keys[1]), str):
-        section[keys[1]] = str((base / section[keys[1]]).resolve())
+def _resolve_paths(document: dict[str, Any], base: Path) -> None:
+    """Makes the paths in an experiment's document relative to `base`; names of what ships stay names."""
+    for section, key, is_path in (
+        ("trace", "path", _any_text),
+        ("router", "binary", _names_file),
+        ("router", "config", _names_file),
+        ("model", "profile", _names_file),
+        ("fabric", "topology", _names_file),
+    ):
+        values = document.get(section)
+        if isinstance(values, dict) and isinstance(values.get(key), str) and is_path(values[key]):
+            values[key] = str((base / values[key]).resolve())
+    _resolve_costs(document.get("cache"), base)
+
+
+def _resolve_costs(section: Any, base: Path) -> None:
+    """Paths of cost tables, wherever in the cache section they stand."""
+    for value in section if isinstance(section, list) else section.values() if isinstance(section, dict) else ():
+        _resolve_costs(value, base)
+    if isinstance(section, dict) and isinstance(section.get("cost"), str) and _names_file(section["cost"]):
+        section["cost"] = str((base / section["cost"]).resolve())
+
+
+def _any_text(text: str) -> bool:
+    return True
+
+
+def _names_file(text: str) -> bool:
+    return "/" in text or text.endswith((".yaml", ".yml", ".npz", ".json"))
+
+
+def _resolved(name: Any, value: Any, base: Path, where: str) -> Any:
+    """The value that an arm gives a field or section, with its paths relative to `base`."""
+    document: dict[str, Any] = {}
+    keys = put_field(document, str(name), value, where)
+    _resolve_paths(document, base)
+    for key in keys:
+        document = document[key]
+    return document
 
 
 def _override(document: dict[str, Any], text: str) -> None:
@@ -337,12 +410,33 @@ def _override(document: dict[str, Any], text: str) -> None:
         value = yaml.safe_load(raw)
     except yaml.YAMLError:
         raise InputError(f"--set {text}", "the value is not YAML", "quote it") from None
+    put_field(document, name, value, f"--set {text}")
+
+
+def put_field(document: dict[str, Any], name: str, value: Any, where: str) -> list[str]:
+    """Sets `a.b.c` in an experiment's document, making sections that are not there; in a list `0` is the first entry.
+
+    Returns the field's keys. Raises InputError that names `where` if something on the way is no section.
+    """
     keys = name.strip().split(".")
     section: Any = document
-    for key in keys[:-1]:
-        if section.get(key) is None:
-            section[key] = {}
-        section = section[key]
-        if not isinstance(section, dict):
-            raise InputError(f"--set {text}", f"{key} is not a section", "see docs/experiment.md for the fields")
-    section[keys[-1]] = value
+    for number, key in enumerate(keys):
+        last = number == len(keys) - 1
+        if isinstance(section, list):
+            if not key.isdecimal() or int(key) >= len(section):
+                raise InputError(
+                    where, f"field {name}: the list has no entry {key}", "give a number from 0, or the whole list"
+                )
+            place: Any = int(key)
+        elif isinstance(section, dict):
+            place = key
+        else:
+            what = f"field {name}: {keys[number - 1]} is not a section"
+            raise InputError(where, what, "see docs/experiment.md for the fields")
+        if last:
+            section[place] = value
+        else:
+            if isinstance(section, dict) and section.get(place) is None:
+                section[place] = {}
+            section = section[place]
+    return keys

@@ -67,10 +67,10 @@ def _yaml(value: Any) -> str:
 
 
 def _model_of(annotation: Any) -> type[BaseModel] | None:
-    for candidate in (annotation, *getattr(annotation, "__args__", ())):
-        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
-            return candidate
-    return None
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_of(inner) for inner in getattr(annotation, "__args__", ()))
+    return next((model for model in found if model is not None), None)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import polars as pl
 from fake_workers.engine.scheduler import SchedulerConfig
 from fake_workers.pricing.node_price import ProfilePrice
 from fake_workers.pricing.profile import StepProfile
+from harness.arms import Arm, differences
 from harness.cache import upstream
 from harness.cache.build import CacheCluster, build_fabric
 from harness.clock import VirtualClock, to_ns
@@ -26,8 +27,7 @@ from harness.placement import plan_pools, with_nodes
 from harness.progress import Progress
 from harness.results.runinfo import RunInfo
 from harness.results.store import Run, write_comparison, write_run
-from harness.router.baselines import BASELINES
-from harness.router.select import CONFIGS, config_path, make_router
+from harness.router.select import make_router
 from harness.run_facts import run_info, tier_facts
 from harness.simulation import Simulation, SimulationConfig
 from harness.usage import Usage, cpu_s
@@ -46,11 +46,16 @@ def run_experiment(
     *,
     loaded: Loaded | None = None,
     label: str = "",
+    settings: Mapping[str, Any] | None = None,
     command: str = "",
     position: str = "",
     show_progress: bool = True,
 ) -> Run:
-    """Run one experiment and write its folder. A failure or Ctrl-C keeps the records made so far and then raises."""
+    """Run one experiment and write its folder. A failure or Ctrl-C keeps the records made so far and then raises.
+
+    `loaded` saves reading the trace again; `label` and `settings` say how results call this run and in what it differs
+    from those beside it.
+    """
     loaded = loaded or load_sessions(experiment)
     pools = plan_pools(experiment)
     experiment = with_nodes(experiment, pools)
@@ -114,7 +119,7 @@ def run_experiment(
         if progress:
             progress.close(_ending(failure))
         info = run_info(experiment, loaded, profile, engine, endpoints, simulation, router, stats)
-        info.label, info.command = label, command
+        info.label, info.command, info.settings = label, command, dict(settings or {})
         if tiers and tier_account:
             identity = tiers.nodes[0].identity()
             info.cache = {"kind": "lmcache", "release": identity["version"], **identity}
@@ -212,44 +217,49 @@ def _quietly(call: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
         return None
 
 
-def router_choices(experiment: Experiment, wanted: list[str] | None) -> list[str]:
-    """The configs and baselines to compare, each once, checked before anything runs."""
-    release = experiment.router.release
-    if not wanted:
-        shipped = sorted(path.stem for path in (CONFIGS / release).glob("*.yaml"))
-        if not shipped:
-            raise InputError("router.release", f"no configs ship for {release}", "name files with --router-config")
-        return [*shipped, "round_robin", "least_loaded"]
-    choices = list(dict.fromkeys(name.strip() for text in wanted for name in text.split(",") if name.strip()))
-    if not choices:
-        raise InputError("--router-config", "names nothing", "give a file, a shipped config or a baseline")
-    for choice in choices:
-        if choice not in BASELINES:
-            config_path(choice, release)
-    return choices
+def check_experiment(experiment: Experiment, workdir: Path) -> None:
+    """Everything that can be found wrong before a run: puts all parts together and starts none of them.
 
-
-def with_router(experiment: Experiment, choice: str) -> Experiment:
-    """The same experiment under another router config: a baseline's name, a config's name or a file."""
-    update = {"kind": choice} if choice in BASELINES else {"kind": "llm-d", "config": choice}
-    return experiment.model_copy(update={"router": experiment.router.model_copy(update=update)})
-
-
-def compare(experiment: Experiment, choices: list[str], out: Path, *, command: str = "") -> list[Run]:
-    """Run the same load under each choice, one after the other, and write the comparison's page.
-
-    An interruption or a failing component keeps the runs that have ended, with their page, and then raises.
+    Raises InputError for what the user has to correct, ComponentError if the router's program cannot be had.
     """
-    loaded = load_sessions(experiment)
-    quiet = experiment.output.model_copy(update={"report": False})
+    pools = plan_pools(experiment)
+    experiment = with_nodes(experiment, pools)
+    profile, engine = pools[0].profile, pools[0].engine
+    model = experiment.model.name or profile.model
+    tiers = _tiers(experiment, VirtualClock(), profile, engine, model)
+    if tiers:
+        tiers.close()
+    make_router(experiment, [e for pool in pools for e in pool.endpoints], model, engine, workdir)
+
+
+def compare(arms: Sequence[Arm], out: Path, *, command: str = "") -> list[Run]:
+    """Run the same load under each arm, one after the other, and write the comparison's page.
+
+    All arms are checked before the first one runs; InputError names the arm. An interruption or a failing component
+    keeps the runs that have ended, with their page, and then raises.
+    """
+    for arm in arms:
+        try:
+            check_experiment(arm.experiment, out / arm.name / "logs")
+        except InputError as error:
+            if not arm.settings:
+                raise
+            raise InputError(f"arm {arm.name}: {error.where}", error.what, error.remedy) from None
+    loaded = load_sessions(arms[0].experiment)
     runs: list[Run] = []
     try:
-        for number, choice in enumerate(choices, start=1):
-            one = with_router(experiment, choice).model_copy(update={"output": quiet})
-            label = _label(choice, choices)
-            position = f"{number}/{len(choices)} "
+        for number, (arm, differs) in enumerate(zip(arms, differences(arms), strict=True), start=1):
+            quiet = arm.experiment.output.model_copy(update={"report": False})
             runs.append(
-                run_experiment(one, out / label, loaded=loaded, label=label, command=command, position=position)
+                run_experiment(
+                    arm.experiment.model_copy(update={"output": quiet}),
+                    out / arm.name,
+                    loaded=loaded,
+                    label=arm.name,
+                    settings=differs,
+                    command=command,
+                    position=f"{number}/{len(arms)} ",
+                )
             )
     except (Exception, KeyboardInterrupt) as error:
         if runs:
@@ -258,13 +268,6 @@ def compare(experiment: Experiment, choices: list[str], out: Path, *, command: s
         raise
     write_comparison(out, runs)
     return runs
-
-
-def _label(choice: str, choices: list[str]) -> str:
-    """A short name for a config, unique among the choices; also its folder."""
-    stems = [Path(c).stem if c not in BASELINES else c for c in choices]
-    stem = stems[choices.index(choice)]
-    return stem if stems.count(stem) == 1 else f"{stem}-{choices.index(choice) + 1}"
 
 
 def command_line(*words: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import yaml
+
 Summary = dict[str, Any]
 
 
@@ -49,6 +51,11 @@ def count(value: float) -> str:
 
 def factor(value: float) -> str:
     return f"{value:.2f}"
+
+
+def setting(value: Any) -> str:
+    """A setting's value in one line, as it would stand in the experiment file."""
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)).split("\n")[0]
 
 
 COLUMNS: Final = (
@@ -99,6 +106,8 @@ class Row:
     baseline: bool
     best: set[str] = field(default_factory=set)
     """Keys of the columns in which no valid run is better."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """In what it differs from the others, where that is not the router config alone: field of the experiment, value."""
 
     @property
     def marked_label(self) -> str:
@@ -123,6 +132,16 @@ class Comparison:
     shared_notes: tuple[str, ...] = ()
     """What a reader has to know of every run."""
 
+    @property
+    def varied(self) -> list[str]:
+        """Fields of the experiment in which the runs differ; empty where only the router config does."""
+        return list(dict.fromkeys(name for row in self.rows for name in row.settings))
+
+    @property
+    def heading(self) -> str:
+        """What a row of the table is."""
+        return "Arm" if self.varied else "Router config"
+
 
 def compare(summaries: Sequence[Summary]) -> Comparison:
     """Rows and best values. Equal as written counts as equal; a value that most valid runs share is nobody's
@@ -134,6 +153,7 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
             values={c.key: lookup(s, c.path) for c in COLUMNS},
             valid=bool(s["validity"]["valid"]),
             baseline=s["router"].get("kind") == "baseline",
+            settings=dict(s.get("settings") or {}),
         )
         for s in summaries
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.results.compare import Comparison, compare, groups
+from harness.results.compare import Comparison, compare, groups, setting
 from harness.results.conditions import conditions, costs, glossary, repeat, validity
 from harness.results.figure import PALETTE_SIZE
 from harness.results.headline import headline
@@ -45,7 +45,7 @@ def _context(runs: Sequence[Run]) -> Markup:
         f"measured from {since} to {until}, virtual time",
     ]
     if len(runs) > 1:
-        parts.append(f"{len(runs)} router configs")
+        parts.append(f"{len(runs)} {'arms' if any(run.info.settings for run in runs) else 'router configs'}")
     return tag("p", " \u00b7 ".join(parts), class_="context")
 
 
@@ -58,7 +58,7 @@ def _big(value: int) -> str:
 
 def _table(comparison: Comparison) -> Markup:
     columns = comparison.columns
-    first = tag("th", "Router config", rowspan=2, scope="col", class_="name")
+    first = tag("th", comparison.heading, rowspan=2, scope="col", class_="name")
     spans = [tag("th", text, colspan=n, scope="colgroup") for text, n in groups(columns)]
     starts, at = set(), 0
     for _, span in groups(columns):
@@ -100,6 +100,36 @@ def _table(comparison: Comparison) -> Markup:
         tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Comparison table"),
         tag("p", bold + note, class_="note"),
         id="comparison",
+    )
+
+
+def _differences(runs: Sequence[Run], comparison: Comparison) -> Markup | None:
+    """In what the runs differ: a row per field of the experiment, a column per run."""
+    if not comparison.varied:
+        return None
+    labels = [
+        tag("th", swatch(i, row.baseline), tag("span", row.label, class_="label"), scope="col", class_="text")
+        for i, row in enumerate(comparison.rows)
+    ]
+    body = [
+        tag(
+            "tr",
+            tag("th", tag("code", name), scope="row", class_="name"),
+            [
+                tag("td", tag("code", setting(row.settings[name])) if name in row.settings else "\u2013", class_="text")
+                for row in comparison.rows
+            ],
+        )
+        for name in comparison.varied
+    ]
+    head = tag("tr", tag("th", "Field", scope="col", class_="name"), labels)
+    table = tag("table", tag("thead", head), tag("tbody", body), class_="settings")
+    return tag(
+        "section",
+        tag("h2", "In what the arms differ"),
+        tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Settings of the arms"),
+        tag("p", "All else is equal, the load included. A dash: the arm has no such field.", class_="note"),
+        id="arms",
     )
 
 
@@ -158,6 +188,7 @@ def render_html(runs: Sequence[Run]) -> str:
             "main",
             validity(runs, comparison, bad=True),
             _table(comparison),
+            _differences(runs, comparison),
             validity(runs, comparison, bad=False),
             _plots(runs, made),
             conditions(runs, swatches),

@@ -60,6 +60,9 @@ class RunInfo:
     """The experiment's name."""
     label: str = ""
     """How this run is called in tables and plots; the router config's name where empty."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Fields of the experiment in which this run differs from those beside it, `a.b: value`; empty where only the
+    router config does."""
     seed: int | None = None
     window_ns: tuple[int, int | None] = (0, None)
     """Measured window: from the end of the warm-up to the given end, or to the end of the run."""

@@ -200,6 +200,7 @@ def summarise(calls: pl.DataFrame, info: RunInfo, timeline: Timeline | None, dig
         "schema": SUMMARY_SCHEMA,
         "experiment": info.name,
         "label": info.title,
+        "settings": dict(info.settings),
         "seed": info.seed,
         "digest": digest,
         "validity": {

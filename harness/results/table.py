@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from harness.results.compare import Comparison, compare, groups
+from harness.results.compare import Comparison, compare, groups, setting
 
 _LEGEND = (
     "* best of the valid runs. Times and rates: completed calls of the measured window; late: past the\n"
@@ -47,7 +47,7 @@ def _layout(comparison: Comparison) -> _Layout:
         [shorten(row.marked_label), *(row.cell(c) + ("*" if c.key in row.best else " ") for c in columns)]
         for row in comparison.rows
     ]
-    titles = ["Router config", *(c.title + " " for c in columns)]
+    titles = [comparison.heading, *(c.title + " " for c in columns)]
     widths = [max(len(line[i]) for line in [titles, *body]) for i in range(len(titles))]
     above, at = " " * widths[0], 1
     for heading, span in groups(columns):
@@ -68,7 +68,8 @@ def plain_table(comparison: Comparison) -> str:
     """Fixed width; best values end with an asterisk."""
     layout = _layout(comparison)
     body = [_GAP.join(cells) for cells in layout.rows]
-    lines = [layout.groups, layout.titles, layout.rule, *body, layout.rule, _LEGEND, *_warnings(comparison)]
+    lines = [layout.groups, layout.titles, layout.rule, *body, layout.rule, _LEGEND]
+    lines += [*_settings(comparison), *_warnings(comparison)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
@@ -84,7 +85,7 @@ def terminal_table(comparison: Comparison) -> Text:
             style = "dim" if not row.valid else "bold green" if column.key in row.best else ""
             text.append(_GAP).append(cell, style=style)
         text.append("\n")
-    text.append(f"{layout.rule}\n{_LEGEND}", style="dim")
+    text.append("\n".join([layout.rule, _LEGEND, *_settings(comparison)]), style="dim")
     for warning in _warnings(comparison):
         text.append(f"\n{warning}", style="red")
     return text
@@ -97,12 +98,23 @@ def markdown_table(comparison: Comparison) -> str:
         return text.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
     units = (f"{c.group} {c.title}" + (f" ({c.unit})" if c.unit else "") for c in comparison.columns)
-    headings = ["Router config", *units]
+    headings = [comparison.heading, *units]
     lines = ["| " + " | ".join(headings) + " |", "|---|" + "---:|" * len(comparison.columns)]
     for row in comparison.rows:
         cells = [f"**{row.cell(c)}**" if c.key in row.best else row.cell(c) for c in comparison.columns]
         lines.append("| " + " | ".join([escape(row.marked_label), *cells]) + " |")
-    return "\n".join([*lines, "", *_warnings(comparison)]).rstrip() + "\n"
+    settings = [f"- {escape(line)}" for line in _settings(comparison)]
+    return "\n".join([*lines, "", *settings, *_warnings(comparison)]).rstrip() + "\n"
+
+
+def _settings(comparison: Comparison) -> list[str]:
+    """In what the runs differ, one line each."""
+    if not comparison.varied:
+        return []
+    return [
+        f"{row.label}: {', '.join(f'{name}={setting(value)}' for name, value in row.settings.items())}"
+        for row in comparison.rows
+    ]
 
 
 def _warnings(comparison: Comparison) -> list[str]:

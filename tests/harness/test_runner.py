@@ -9,10 +9,11 @@ import polars as pl
 import pytest
 
 from fake_workers.pricing.registry import load_profile
+from harness.arms import router_arms, router_choices
 from harness.errors import ComponentError, InputError
 from harness.experiment import Engine, Experiment
 from harness.placement import engine_config, place_endpoints
-from harness.runner import compare, router_choices, run_experiment
+from harness.runner import compare, run_experiment
 
 TRACE = """\
 {"v":1,"session":"a","block":64,"scope":"local"}
@@ -95,7 +96,7 @@ def test_a_trace_without_calls_runs(tmp_path: Path) -> None:
 
 
 def test_comparing_keeps_one_folder_per_choice_and_one_page(tmp_path: Path) -> None:
-    runs = compare(_experiment(tmp_path), ["round_robin", "random"], tmp_path / "out")
+    runs = compare(router_arms(_experiment(tmp_path), ["round_robin", "random"]), tmp_path / "out")
     assert [run.info.title for run in runs] == ["round_robin", "random"]
     assert (tmp_path / "out/report.html").exists()
     assert (tmp_path / "out/random/calls.parquet").exists()
