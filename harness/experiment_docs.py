@@ -18,8 +18,8 @@ One YAML file says everything about a run; every run writes it back with all def
 (`experiment.resolved.yaml`), and running that file again repeats the run to the last byte. Unknown keys are errors.
 `--set a.b=value` overrides a field from the command line, `--trace FILE` the trace. `harness schema` prints the JSON
 Schema. `harness compare` runs the file's `arms`, or those given by `--arm NAME:a.b=v,c.d=w` (`--arm NAME` picks one of
-the file's, `NAME:` is the experiment as it is), over one load; a number names a list's entry (`l2_adapters.0.capacity_gb`).
-Relative paths are relative to the file. This page is made from the schema
+the file's, `NAME:` is the experiment as it is), over one load; in names of fields a number is an entry of a list
+(`l2_adapters.0.capacity_gb`). Relative paths are relative to the file. This page is made from the schema
 (`python -m harness.experiment_docs docs/experiment.md`).
 
 ```yaml
