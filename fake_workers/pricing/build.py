@@ -11,7 +11,7 @@ from typing import Any
 from fake_workers.errors import InputError
 from fake_workers.pricing.accuracy import measure_accuracy
 from fake_workers.pricing.grid import geometric, monotone, thin, token_samples
-from fake_workers.pricing.known import KNOWN, KnownProfile, known_profile
+from fake_workers.pricing.known import KNOWN, KnownProfile, known_profile, why_unavailable
 from fake_workers.pricing.profile import StepProfile, Tables, check_tables, save_profile
 from fake_workers.pricing.source import PACKAGE, KernelSource
 
@@ -29,6 +29,13 @@ CURVE_TOLERANCE = 0.001
 SPIKE = 0.1
 # Rows that lie on average more than this away from any never-falling row are polluted: refuse them.
 MAX_MEAN_FALL = 0.05
+
+
+NODE_GPUS = 8
+_INTER_NODE_NOTE = (
+    "The group spans nodes: dispatch and combine are the database's formula for an all-gather and reduce-scatter at "
+    "the network's rate, not measurements. Expert-parallel libraries that send a token only to its experts are faster."
+)
 
 
 class _Gate:
@@ -105,7 +112,7 @@ def build_profile(known: KnownProfile, log: Callable[[str], None] = lambda _: No
         "origins": {op: dict(sorted(c.items())) for op, c in sorted(source.origins.items())},
         "distance_from_monotone": falls,
         "memory": memory,
-        "notes": [model.note] if model.note else [],
+        "notes": [note for note in (model.note, _INTER_NODE_NOTE if known.layout.gpus > NODE_GPUS else "") if note],
     }
     profile = StepProfile(
         name=known.name,
@@ -166,7 +173,12 @@ def build_known(names: Sequence[str], folder: Path, log: Callable[[str], None] =
     for name in names or [k.name for k in KNOWN]:
         known = known_profile(name)
         if known is None:
-            raise InputError(name, "not a profile that can be built", f"known: {', '.join(k.name for k in KNOWN)}")
+            reason = why_unavailable(name)
+            raise InputError(
+                name,
+                f"not available: {reason}" if reason else "not a profile that can be built",
+                "measure it (CSV tables, docs/fidelity.md)" if reason else f"known: {', '.join(k.name for k in KNOWN)}",
+            )
         chosen.append(known)
     paths = []
     for known in chosen:

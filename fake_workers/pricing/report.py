@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from fake_workers.pricing.known import UNAVAILABLE
 from fake_workers.pricing.profile import StepProfile
 from fake_workers.pricing.registry import load_profile, profile_names
 from harness.errors import InputError
@@ -55,6 +56,11 @@ def limit_table(profiles: Iterable[StepProfile]) -> str:
     return _markdown(head, rows)
 
 
+def unavailable_table() -> str:
+    """What a user may look for and the kernel database cannot give, with the reason."""
+    return _markdown(["profile", "why not"], [[f"`{pattern}`", reason] for pattern, reason in UNAVAILABLE])
+
+
 def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
@@ -64,7 +70,11 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def generated_parts() -> dict[str, str]:
     """Marker name -> text that stands between its markers in the document."""
     profiles = [load_profile(name) for name in profile_names()]
-    return {"profile-errors": error_table(profiles), "profile-limits": limit_table(profiles)}
+    return {
+        "profile-errors": error_table(profiles),
+        "profile-limits": limit_table(profiles),
+        "profile-unavailable": unavailable_table(),
+    }
 
 
 def insert_parts(text: str, parts: dict[str, str], where: str) -> str:
