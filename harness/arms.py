@@ -132,6 +132,8 @@ def router_choices(experiment: Experiment, wanted: list[str] | None) -> list[str
     release = experiment.router.release
     if not wanted:
         shipped = sorted(path.stem for path in (CONFIGS / release).glob("*.yaml"))
+        if not experiment.cache.publishes_events:  # then these decide as the ones without
+            shipped = [name for name in shipped if not name.endswith("-tiers")]
         if not shipped:
             raise InputError("router.release", f"no configs ship for {release}", "name files with --router-config")
         return [*shipped, "round_robin", "least_loaded"]

@@ -204,6 +204,11 @@ class Cache(Strict):
             raise ValueError("kind: lmcache and a section lmcache go together")
         return self
 
+    @property
+    def publishes_events(self) -> bool:
+        """Whether KV events of the tiers go to a router that reads KV events."""
+        return self.lmcache is not None and self.lmcache.kv_events
+
 
 class Slo(Strict):
     """Service level that the report judges by."""

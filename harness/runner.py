@@ -85,6 +85,7 @@ def run_experiment(
             until_ns=_optional_ns(experiment.load.until_s),
             max_call_tokens=experiment.trace.max_call_tokens,
             leaping=experiment.cluster.engine.leaping,
+            tier_events=experiment.cache.publishes_events,
         ),
         ProfilePrice(profile),
         groups,
@@ -188,8 +189,6 @@ def _tiers(
         return None
     if not upstream.available():
         raise InputError("cache.kind", "LMCache is not installed", "pip install '.[lmcache]' (docs/cache.md)")
-    if config.kv_events:
-        raise InputError("cache.lmcache.kv_events", "events of lower tiers do not reach the router yet", "leave it out")
     cluster = experiment.cluster
     fabric, topology = build_fabric(clock, experiment.fabric, cluster.nodes, cluster.gpus_per_node)
     return CacheCluster(

@@ -20,6 +20,7 @@ from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import SchedulerConfig
 from harness.cache.base import NODE_DRAM, ExternalCache
 from harness.cache.connector import CacheConnector
+from harness.cache.feed import TierFeed
 from harness.clock import VirtualClock
 from harness.errors import NoProgressError
 from harness.load.prompts import Origins
@@ -68,6 +69,8 @@ class SimulationConfig:
     until_ns: int | None = None
     max_call_tokens: int | None = None
     leaping: bool = True
+    tier_events: bool = False
+    """Whether KV events of cache tiers go to the router."""
 
 
 @dataclass(slots=True)
@@ -120,6 +123,8 @@ class Simulation:
         self._place = {
             endpoint: (group, rank) for group in self.groups for rank, endpoint in enumerate(group.endpoints)
         }
+        publishes = caches is not None and config.tier_events and router.reads_kv_events
+        self._feed = TierFeed(caches, self.endpoints) if caches is not None and publishes else None
         self._stirred: dict[int, _Group] = {}
         """Groups about which the router may not know everything yet, by their first endpoint."""
         for session, start_ns in zip(sessions, starts_ns, strict=True):
@@ -206,9 +211,13 @@ class Simulation:
     def settle(self) -> None:
         """Bring all KV events to the router that it has not been told yet (for checks at the end of a run)."""
         events: dict[int, list[KvEvent]] = {}
+        if self._feed is not None:
+            self._feed.collect()
         for group in self.groups:
             for rank, endpoint in enumerate(group.endpoints):
                 news = group.node.take_events(rank)
+                if self._feed is not None:
+                    news = self._feed.merge(endpoint, news, None)
                 if news:
                     events[endpoint] = news
         if events and self.router.reads_kv_events:
@@ -315,7 +324,10 @@ class Simulation:
         group, rank = self._place[decision.endpoint]
         self._advance(group, now)
         blocks = runs[-1][2] if runs else 0
-        held = group.node.ranks[rank].truly_held(runs)
+        engine_rank = group.node.ranks[rank]
+        held = engine_rank.truly_held(runs)
+        if self._feed is not None:
+            held = self._feed.held_blocks(record.endpoint, engine_rank.pool, runs)
         # in the router's own blocks, so that the gap shows what it did not know and not how coarsely it looks
         ratio = self._blocks_per_router_block
         record.held_share = (held // ratio) / (blocks // ratio) if blocks >= ratio else 0.0
@@ -339,6 +351,11 @@ class Simulation:
         gauges: dict[int, Gauges] = {}
         events: dict[int, list[KvEvent]] = {}
         interval = self.config.scrape_interval_ns
+        feed = self._feed
+        if feed is not None:
+            for group in self._stirred.values():
+                self._advance(group, now)
+            feed.collect()
         for key, group in list(self._stirred.items()):
             node = group.node
             self._advance(group, now)
@@ -353,6 +370,8 @@ class Simulation:
                         settled = False
                 if router.reads_kv_events:
                     news = node.take_events(rank)
+                    if feed is not None:
+                        news = feed.merge(endpoint, news, None if node.held else node.published_ns[rank])
                     if news:
                         events[endpoint] = news
             if settled:

@@ -16,6 +16,7 @@ import msgspec
 EventsWire = Literal["map", "array"]
 
 MEDIUM_GPU = "GPU"
+MEDIUM_CPU = "CPU"
 FULL_ATTENTION = "full_attention"
 
 
@@ -77,9 +78,40 @@ def stored(
     )
 
 
-def removed(hashes: list[int], *, medium: str = MEDIUM_GPU) -> BlockRemoved:
-    """A BlockRemoved as a full-attention model publishes it."""
-    return BlockRemoved(block_hashes=hashes, medium=medium, group_idx=0)
+def removed(hashes: list[int], *, medium: str = MEDIUM_GPU, group_idx: int | None = 0) -> BlockRemoved:
+    """A BlockRemoved as a full-attention model publishes it (LMCache: without a group)."""
+    return BlockRemoved(block_hashes=hashes, medium=medium, group_idx=group_idx)
+
+
+def chunk_stored(
+    hashes: list[int], parent: int | None, token_ids: list[int], block_size: int, medium: str
+) -> BlockStored:
+    """A BlockStored as LMCacheMPConnector 0.5.6 publishes it: LMCache's hashes, chunks as blocks, no group."""
+    return BlockStored(
+        block_hashes=hashes,
+        parent_block_hash=parent,
+        token_ids=token_ids,
+        block_size=block_size,
+        lora_id=None,
+        medium=medium,
+        lora_name=None,
+    )
+
+
+def offload_stored(
+    hashes: list[int], parent: int | None, token_ids: list[int], block_size: int, medium: str
+) -> BlockStored:
+    """One of vLLM's OffloadingConnector with self_describing_kv_events: the engine's hashes, no extra keys."""
+    event = chunk_stored(hashes, parent, token_ids, block_size, medium)
+    event.group_idx, event.kv_cache_spec_kind = 0, FULL_ATTENTION
+    return event
+
+
+def placeholder_stored(hashes: list[int], medium: str) -> BlockStored:
+    """The same without self_describing_kv_events: only that something with this hash is in the tier now."""
+    event = chunk_stored(hashes, None, [], 0, medium)
+    event.group_idx = 0
+    return event
 
 
 def as_array(event: WireEvent) -> list[Any]:

@@ -128,6 +128,8 @@ class Node:
         """Boundaries processed one by one plus leaps: the engine's own events."""
         self.published: list[list[KvEvent]] = [[] for _ in range(ranks)]
         """KV events that readers can see, oldest first, per rank; take them with `take_events`."""
+        self.published_ns = [-1] * ranks
+        """When each rank last published: what its connector had to say up to then has left it."""
         self._current: list[Batch] | None = None
         self._end_ns = 0
         self._depth = 2 if config.async_scheduling else 1
@@ -378,6 +380,7 @@ class Node:
                 event.t_ns = now
             self.published[rank].extend(engine.events)
             engine.events = []
+        self.published_ns[rank] = now
         pool = engine.pool
         self._remember(rank, _Stats(now, len(engine.running), engine.waiting_count, pool.blocks - pool.free))
 
@@ -537,6 +540,7 @@ class Node:
         if self._quiet[rank] and not items:
             return
         self._publish(rank, engine, start)
+        self.published_ns[rank] = start + leap.cumulative_ns(k - 1)
         if not items:
             if k > 1:
                 last = start + leap.cumulative_ns(k - 1)

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from fake_workers.engine.events import TierEvent
+
 NODE_DRAM = "dram"
 """Name of the node's own tier in stats and in tokens by tier; shared tiers have the names that the experiment gives."""
 
@@ -55,19 +57,6 @@ class LoadResult:
 
 
 @dataclass(slots=True)
-class TierEvent:
-    """Blocks start .. start+count-1 of `origin` (engine blocks) entered or left a tier of a node."""
-
-    t_ns: int
-    medium: str
-    """As LMCache names it in its KV events ("CPU")."""
-    stored: bool
-    origin: int
-    start: int
-    count: int
-
-
-@dataclass(slots=True)
 class TierStats:
     """Account of one tier. Bytes are modelled bytes (tokens times KV bytes per token)."""
 
@@ -98,6 +87,8 @@ class ExternalCache(Protocol):
     """The tiers of one node, shared by its ranks."""
 
     chunk_tokens: int
+    chunk_blocks: int
+    """Engine blocks per chunk."""
 
     def lookup(self, request: CacheRequest, local_hit_tokens: int) -> int | None:
         """Tokens beyond the local hit that a load would bring; None: not known yet, `wake` will be called."""
@@ -131,6 +122,9 @@ class ExternalCache(Protocol):
 
     def take_events(self) -> list[TierEvent]:
         """What entered and left node tiers since the last call, oldest first; empty where events are off."""
+
+    def held_chunks(self, rank: int, runs: list[Run]) -> list[bool]:
+        """For each whole chunk of a prompt: whether the tier that publishes events would serve it to that engine."""
 
     def stats(self) -> list[TierStats]:
         """The node's tiers, then shared ones (each reports the same shared account)."""

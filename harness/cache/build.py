@@ -38,6 +38,8 @@ def _check(config: CacheConfig) -> None:
             ("l2_store_policy", config.l2_store_policy != "default"),
             ("l2_prefetch_policy", config.l2_prefetch_policy != "default"),
             ("wait", config.wait != "hold"),
+            # its store events have no parent where a prompt is saved in parts, and evictions are not reported
+            ("kv_events that a router could use", config.kv_events),
         )
         if bad
     ]

@@ -100,7 +100,10 @@ class CacheConfig(Strict):
     )
     l1_read_ttl_seconds: Count = Field(300, description="life of a read lock, for abandoned_locks: expire")
     load_failure_share: Share = Field(0.0, description="share of loads into the GPU that fail (seeded)")
-    kv_events: bool = Field(False, description="report node DRAM's chunks as KV events (medium CPU)")
+    kv_events: bool = Field(
+        False,
+        description="every engine of a node publishes the chunks of node DRAM as KV events (medium CPU); mp only",
+    )
 
 
 class FabricConfig(Strict):

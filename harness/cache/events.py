@@ -1,14 +1,15 @@
 """KV events of node DRAM: chunks as runs of engine blocks, under LMCache's medium name.
 
-LMCache 0.5.6 reports stores of its workers and evictions of its server with medium "CPU" where kv events are on;
-in multi-process mode routers do not see them unless the connector is told to publish them.
+LMCache 0.5.6's server keeps a log of chunks that were written to L1 or evicted from it
+(lmcache.v1.multiprocess.modules.kv_events); the connector of every engine subscribes to it and hands on, with medium
+"CPU", stores of what it has not announced yet and removals of what it has.
 """
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-from harness.cache.base import TierEvent
+from fake_workers.engine.events import TierEvent
 from harness.clock import VirtualClock
 
 MEDIUM = "CPU"
@@ -35,9 +36,15 @@ class EventLog:
         events, self._events = self._events, []
         return events
 
+    def holds(self, keys: list[Any]) -> list[bool]:
+        """Which of the keys can be read."""
+        held = self._held
+        return [key in held for key in keys]
+
     def _stored(self, keys: list[Any], promoted: bool) -> None:
-        self._held.update(keys)
-        self._add(keys, True)
+        new = [key for key in keys if key not in self._held]
+        self._held.update(new)
+        self._add(new, True)
 
     def _deleted(self, keys: list[Any]) -> None:
         gone = [key for key in keys if key in self._held]
@@ -53,6 +60,8 @@ class EventLog:
             while end < len(keys) and keys[end].origin == first.origin and keys[end].index == first.index + end - start:
                 end += 1
             self._events.append(
-                TierEvent(now, MEDIUM, stored, first.origin, first.index * blocks, (end - start) * blocks)
+                TierEvent(
+                    now, MEDIUM, stored, first.origin, first.index * blocks, (end - start) * blocks, "chunk", blocks
+                )
             )
             start = end

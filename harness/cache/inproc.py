@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from harness.cache.base import CacheRequest, LoadResult, TierEvent, TierStats
+from fake_workers.engine.events import TierEvent
+from harness.cache.base import CacheRequest, LoadResult, Run, TierStats
 from harness.cache.chunks import ChunkKeys
 from harness.cache.config import CacheConfig
 from harness.cache.engine import DramSize, DramWatch, make_engine
-from harness.cache.events import EventLog
 from harness.cache.l1 import L1Account
 from harness.cache.storage_plugin import LINKS, PluginLink
 from harness.cache.tier import SharedTier
@@ -88,6 +88,7 @@ class InprocNode:
         self.config = config
         self.node = node
         self.chunk_tokens = config.chunk_size
+        self.chunk_blocks = config.chunk_size // block_tokens
         self.chunk_bytes = config.chunk_size * kv_bytes_per_token
         self._token_bytes = kv_bytes_per_token
         self._keys = keys
@@ -115,11 +116,6 @@ class InprocNode:
             )
             for rank in range(ranks)
         ]
-        self._events = (
-            [EventLog(replica.watch, clock, config.chunk_size // block_tokens) for replica in self.replicas]
-            if config.kv_events
-            else []
-        )
         self._closed = False
 
     # ------------------------------------------------------------------ the engine's side
@@ -242,8 +238,12 @@ class InprocNode:
         return False
 
     def take_events(self) -> list[TierEvent]:
+        """See ExternalCache: none, as what this mode reports is of no use to a router (docs/cache.md)."""
+        return []
+
+    def held_chunks(self, rank: int, runs: list[Run]) -> list[bool]:
         """See ExternalCache."""
-        return [event for log in self._events for event in log.take()]
+        return [False] * len(self._keys.of(runs))
 
     def stats(self) -> list[TierStats]:
         """See ExternalCache; the replicas' caches count as one tier."""

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.cache.base import CacheRequest, LoadResult, TierEvent, TierStats
+from fake_workers.engine.events import TierEvent
+from harness.cache.base import CacheRequest, LoadResult, Run, TierStats
 from harness.cache.chunks import ChunkKeys
 from harness.cache.config import CacheConfig
 from harness.cache.events import EventLog
@@ -75,6 +76,7 @@ class MpNode:
         self.stack = stack
         self.node = node
         self.chunk_tokens = config.chunk_size
+        self.chunk_blocks = config.chunk_size // block_tokens
         self.chunk_bytes = config.chunk_size * kv_bytes_per_token
         self._token_bytes = kv_bytes_per_token
         self._keys = keys
@@ -93,7 +95,7 @@ class MpNode:
         tier_paths = [] if paths is None else [TierPaths(tier, paths, self.chunk_bytes) for tier in config.l2_adapters]
         self._tasks = TierTasks(clock, config, stack, wires, tier_paths, node, self.advance, self._collect)
         self.account = L1Account(stack.l1, stack.watch, clock, config, self.chunk_bytes, capacity)
-        self.events = EventLog(stack.watch, clock, config.chunk_size // block_tokens) if config.kv_events else None
+        self.events = EventLog(stack.watch, clock, self.chunk_blocks) if config.kv_events else None
         tick_ns = to_ns(config.tick_s)
         self._ticks = Ticks(tick_ns, phase_ns or tick_ns, lambda t_ns: self.account.tick(stack.evictor, t_ns))
 
@@ -229,7 +231,15 @@ class MpNode:
 
     def take_events(self) -> list[TierEvent]:
         """See ExternalCache."""
-        return [] if self.events is None else self.events.take()
+        if self.events is None:
+            return []
+        self.advance()
+        return self.events.take()
+
+    def held_chunks(self, rank: int, runs: list[Run]) -> list[bool]:
+        """See ExternalCache."""
+        keys = self._keys.of(runs)
+        return [False] * len(keys) if self.events is None else self.events.holds(keys)
 
     def stats(self) -> list[TierStats]:
         """See ExternalCache."""

@@ -219,6 +219,7 @@ def _precise(doc: Document, plugin: Json, coupling: Coupling, out: Adapted, real
         out.added.append(f"{name}: {one_token_per_block(coupling)}")
     indexer = doc.section("indexerConfig", of=parameters)
     count_admissions(doc, indexer, name, out)
+    out.tier_weights = tier_weights(indexer, doc.where)
     if indexer.pop("tokenizersPoolConfig", None) is not None:
         out.added.append(f"{name}: tokenizersPoolConfig left out, prompts arrive as token ids")
     if parameters.get("speculativeIndexing"):
@@ -244,16 +245,30 @@ def count_admissions(doc: Document, indexer: Json, name: str, out: Adapted) -> N
         out.added.append(f"{name}: enableMetrics, the count of admitted blocks shows when all events are in")
 
 
+def tier_weights(indexer: Json, where: str) -> dict[str, float] | None:
+    """What the index weighs each tier with; None where the configuration leaves it to the router."""
+    entries = indexer.get("kvCacheBackendConfigs")
+    if entries is None:
+        return None
+    try:
+        return {str(entry["name"]): float(entry["weight"]) for entry in entries}
+    except (TypeError, KeyError, ValueError):
+        raise InputError(
+            f"{where}: kvCacheBackendConfigs", "is no list of names and weights", "write `- {name: cpu, weight: 0.8}`"
+        ) from None
+
+
 def note_pod_cache(indexer: Json, name: str, coupling: Coupling, out: Adapted) -> None:
     """Warns where the index forgets holders of a block because there are more endpoints than it keeps per
     block.
     """
     in_memory = ((indexer.get("kvBlockIndexConfig") or {}).get("inMemoryConfig")) or {}
     size = int(in_memory.get("podCacheSize") or 10)
-    if size < coupling.endpoints:
+    if size < coupling.endpoints * coupling.entries_per_endpoint:
+        tiers = f", each with {coupling.entries_per_endpoint} tiers" if coupling.entries_per_endpoint > 1 else ""
         out.notes.append(
             f"{name}: the router remembers at most {size} holders of a block (podCacheSize) "
-            f"while there are {coupling.endpoints} endpoints"
+            f"while there are {coupling.endpoints} endpoints{tiers}"
         )
 
 

@@ -12,6 +12,7 @@ from harness.router.adapt_v0100 import (
     count_admissions,
     note_pod_cache,
     one_token_per_block,
+    tier_weights,
 )
 from harness.router.config import FOREVER, Adapted, Coupling, Document, PromptForm, plugin_name
 from harness.router.tokens import TEXT_BYTES
@@ -146,6 +147,7 @@ def _precise(doc: Document, plugin: Json, coupling: Coupling, out: Adapted) -> N
     indexer = doc.section("indexerConfig", of=parameters)
     indexer.pop("tokenProcessorConfig", None)
     count_admissions(doc, indexer, name, out)
+    out.tier_weights = tier_weights(indexer, doc.where)
     pool = doc.section("tokenizersPoolConfig", of=indexer)
     pool.setdefault("modelName", coupling.model)
     pool.setdefault("workersCount", 4)

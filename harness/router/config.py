@@ -69,6 +69,8 @@ class Coupling:
     kv_events_url: str
     tokenizer_socket: Path
     metrics_sources: int = 64
+    entries_per_endpoint: int = 1
+    """Tiers in which an endpoint may say that it holds a block."""
 
 
 @dataclass(slots=True)
@@ -93,6 +95,8 @@ class Adapted:
     text_bytes_per_block: int = 0
     max_prompt_blocks: int | None = None
     max_prompt_tokens: int | None = None
+    tier_weights: dict[str, float] | None = None
+    """Weight of a block by the tier that holds it (kvCacheBackendConfigs); None: the router's own."""
     match_block_tokens: int = 0
     """Tokens per block in which the prefix scorer counts."""
     session_header: str | None = None

@@ -16,6 +16,7 @@ from fake_workers.engine.events import Cleared, KvEvent, Removed, Stored
 from harness.errors import ComponentError
 from harness.router import tokens
 from harness.router.base import Endpoint
+from harness.router.tier_events import RouterTierEvent
 
 _RECONNECT_MS = 10
 
@@ -50,7 +51,7 @@ class KvEventPublisher:
             raise ComponentError("router", f"did not subscribe to KV events within {timeout_s:g} s")
         self._socket.recv()
 
-    def publish(self, index: int, events: Iterable[KvEvent]) -> None:
+    def publish(self, index: int, events: Iterable[KvEvent | RouterTierEvent]) -> None:
         """One message with a worker's events, in order."""
         batch: list[wire.WireEvent] = []
         ts = 0.0
@@ -76,7 +77,25 @@ class KvEventPublisher:
         self._socket.close(0)
         self._context.term()
 
-    def _translate(self, event: KvEvent) -> wire.WireEvent:
+    def _tier(self, event: RouterTierEvent) -> wire.WireEvent:
+        """Neighbouring chunks in one event, where LMCache and vLLM have one each."""
+        chunk = event.hashes == "chunk"
+        name = tokens.chunk_hashes if chunk else tokens.block_hashes
+        hashes = [label for run in event.labels for label in name(*run)]
+        if not event.stored:
+            return wire.removed(hashes, medium=event.medium, group_idx=None if chunk else 0)
+        if event.hashes == "placeholder":
+            return wire.placeholder_stored(hashes, event.medium)
+        ids = tokens.prompt_tokens(event.blocks)
+        if self._tokens_per_block > 1:
+            ids = ids.repeat(self._tokens_per_block)
+        parent = None if event.parent is None else name(event.parent[0], event.parent[1], event.parent[1] + 1)[0]
+        make = wire.chunk_stored if chunk else wire.offload_stored
+        return make(hashes, parent, ids.tolist(), event.label_blocks * self._tokens_per_block, event.medium)
+
+    def _translate(self, event: KvEvent | RouterTierEvent) -> wire.WireEvent:
+        if isinstance(event, RouterTierEvent):
+            return self._tier(event)
         if isinstance(event, Stored):
             self.blocks += event.count
             ids = tokens.tokens(event.origin, event.start, event.start + event.count)

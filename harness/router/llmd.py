@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from fake_workers.api import metrics
 from fake_workers.api.kv_events import EventsWire
-from fake_workers.engine.events import KvEvent, Stored
+from fake_workers.engine.events import KvEvent, Stored, TierEvent
 from fake_workers.engine.gauges import Gauges
 from harness.errors import ComponentError, InputError
 from harness.router import adapt_v0100, adapt_v071, config, prompts
@@ -25,10 +25,12 @@ from harness.router.config import Adapted, Coupling, PromptForm
 from harness.router.ext_proc import Answer, ExtProcClient, usage_chunk
 from harness.router.granularity import Granularity
 from harness.router.http_get import sample
+from harness.router.index_model import IndexModel
 from harness.router.kv_events import KvEventPublisher
 from harness.router.launch import START_TIMEOUT_S, Deployment, Plan, check
 from harness.router.record_notes import SESSION_ID, belief_notes, client_additions
 from harness.router.tie_break import TieBreak
+from harness.router.tier_events import RouterTierEvent, in_router_blocks
 from harness.router.tokenizer import tokenizer_socket_path
 
 _FIRST_CHUNK = b'data: {"object":"text_completion","choices":[{"index":0,"text":"x"}]}\n\n'
@@ -74,6 +76,7 @@ class LlmdRouter:
         rewrites: Mapping[str, str] | None = None,
         unmodified: bool | None = None,
         provenance_note: str = "",
+        tier_events: bool = False,
     ) -> None:
         discovery = discovery or ("kubernetes" if release == "v0.7.1" else "file")
         check(release, discovery, endpoints, block_tokens, router_block_tokens, bool(objectives or rewrites))
@@ -83,7 +86,7 @@ class LlmdRouter:
         self._endpoints = list(endpoints)
         self._block_tokens, self._num_gpu_blocks = block_tokens, num_gpu_blocks
         self._discovery = discovery
-        self._granularity = Granularity((router_block_tokens or block_tokens) // block_tokens)
+        self._granularity = Granularity((router_block_tokens or block_tokens) // block_tokens, tier_events)
         workdir = workdir.resolve()
         socket_path = tokenizer_socket_path()
         self._config_text, document = config.load(config_path)
@@ -100,6 +103,7 @@ class LlmdRouter:
                 num_gpu_blocks=num_gpu_blocks,
                 kv_events_url=f"tcp://127.0.0.1:{kv_events_port}",
                 tokenizer_socket=socket_path,
+                entries_per_endpoint=2 if tier_events else 1,
             )
 
         try:
@@ -129,6 +133,7 @@ class LlmdRouter:
         adapted = self._adapted
         self._scores = ScoreModel(adapted.scorers, self._names, adapted.prefix_scorer)
         self._published = PublishedBlocks(len(self._endpoints))
+        self._index = IndexModel(adapted.tier_weights, release != "v0.7.1") if tier_events else None
         self._open: dict[str, _Open] = {}
         self._cookies: dict[str, str] = {}
         self._number = 0
@@ -191,17 +196,40 @@ class LlmdRouter:
         published = False
         for index, engine_batch in events.items():
             batch = self._granularity.events(engine_batch)
-            if batch:
-                published = True
-                self._publisher.publish(index, batch)
-                if self._release == "v0.7.1":
-                    self._published.apply(index, batch)
-                blocks += sum(e.count for e in batch if isinstance(e, Stored))
+            if not batch:
+                continue
+            if self._index is not None:
+                pieces, admitted = self._with_tiers(self._index, index, batch)
+                published |= bool(pieces)
+                if pieces:
+                    self._publisher.publish(index, pieces)
+                blocks += admitted
+                continue
+            published = True
+            self._publisher.publish(index, batch)
+            if self._release == "v0.7.1":
+                self._published.apply(index, batch)
+            blocks += sum(e.count for e in batch if isinstance(e, Stored))
         if published:
             with self._deployment.watching():
                 self._kv_barrier.pass_(blocks)
             self._counts["barriers"] += 1
         self._seconds["barrier"] += time.perf_counter() - start_s
+
+    def _with_tiers(
+        self, model: IndexModel, index: int, batch: list[KvEvent]
+    ) -> tuple[list[KvEvent | RouterTierEvent], int]:
+        """An endpoint's events as they go out, and how many blocks the router's index will admit for them."""
+        out: list[KvEvent | RouterTierEvent] = []
+        admitted = 0
+        for event in batch:
+            translated = in_router_blocks(event, self._granularity) if isinstance(event, TierEvent) else event
+            if translated is None:
+                continue
+            for piece in model.pieces(translated):
+                admitted += model.apply(index, piece)
+                out.append(piece)
+        return out, admitted
 
     def decide(self, request: RouteRequest) -> Decision:
         """Where the request goes; it is in flight from now on unless the router refuses it."""
@@ -293,6 +321,7 @@ class LlmdRouter:
         return {
             **{name: self._counts[name] for name in counts},
             **{f"{name}_s": self._seconds[name] for name in seconds},
+            **({} if self._index is None else {"skipped_blocks": self._index.skipped}),
             "fallbacks": dict(self._deployment.log.fallbacks),
             "open_requests": len(self._open),
             **self._deployment.numbers(),
@@ -365,7 +394,10 @@ class LlmdRouter:
     def _believed_share(self, prompt: prompts.Prompt, answer: Answer, index: int, token: str | None) -> float | None:
         if prompt.blocks == 0:
             return 0.0
+        model = self._index if self._adapted.prefix == "precise" else None
         if self._release == "v0.7.1":
+            if model is not None:
+                return model.matched(index, prompt.runs) / prompt.blocks
             if self._adapted.prefix == "precise":
                 return self._published.matched(index, prompt.runs) / prompt.blocks
             return self._hit_ratio_since()
@@ -373,7 +405,13 @@ class LlmdRouter:
         if not self._scores.usable or index not in candidates:
             return None
         total, rank = answer.scores[answer.destinations[0]], self._tie_break.ranks[index]
-        return self._scores.prefix_share(total, index, candidates, self._gauges, rank, token, prompt.blocks)
+        share = self._scores.prefix_share(total, index, candidates, self._gauges, rank, token, prompt.blocks)
+        if model is None or share is None:
+            return share
+        # the score is weighted by tier; it must be the model's, and then what is held in any tier is the model's too
+        if round(share * prompt.blocks) != model.weighted(index, prompt.runs):
+            return None
+        return model.matched(index, prompt.runs) / prompt.blocks
 
     def _hit_ratio_since(self) -> float | None:
         """v0.7.1 adds each decision's matched share to a histogram: the growth of its sum is this decision's."""

@@ -59,6 +59,7 @@ def make_router(
         discovery=None if wanted.discovery == "auto" else wanted.discovery,
         unmodified=binary.unmodified,
         provenance_note=binary.note,
+        tier_events=experiment.cache.publishes_events,
     )
 
 

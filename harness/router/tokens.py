@@ -18,6 +18,8 @@ TEXT_BYTES = 8
 """Characters per block in the text form: 8 base64 digits = 48 bits."""
 
 _HASH_BASE = 1 << 62
+_CHUNK_BASE = 2 << 62
+"""Hashes of a tier of its own (LMCache's of its chunks) are never those of the engine."""
 _POS_BITS = 24
 _ALPHABET = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", dtype=np.uint8)
 
@@ -54,6 +56,12 @@ def block_hash(origin: int, pos: int) -> int:
 def block_hashes(origin: int, start: int, end: int) -> list[int]:
     """Engine hashes of blocks start..end-1."""
     first = block_hash(origin, start)
+    return list(range(first, first + end - start))
+
+
+def chunk_hashes(origin: int, start: int, end: int) -> list[int]:
+    """A tier's own hashes of its chunks start..end-1."""
+    first = block_hash(origin, start) - _HASH_BASE + _CHUNK_BASE
     return list(range(first, first + end - start))
 
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from fake_workers.engine.connector import ConnectorOptions
+from fake_workers.engine.events import TierEvent
 from fake_workers.engine.node import Node, Outcome
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import SchedulerConfig
-from harness.cache.base import CacheRequest, LoadResult, TierEvent, TierStats
+from harness.cache.base import CacheRequest, LoadResult, TierStats
 from harness.cache.connector import CacheConnector
 from harness.clock import VirtualClock
 from tests.engine.timed import RandomPrice

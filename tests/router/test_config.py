@@ -72,10 +72,11 @@ def test_shipped_configs_keep_plugins_order_and_weights(path: Path) -> None:
     extra = set(now) - set(given)
     assert all((now[n] or 0) <= 1e-6 for n in extra)
     assert result.reads_gauges
-    assert result.reads_kv_events == (path.stem == "precise")
-    assert result.prefix == {"precise": "precise", "approximate": "approximate"}.get(path.stem)
+    assert result.reads_kv_events == path.stem.startswith("precise")
+    assert result.prefix == {"precise": "precise", "approximate": "approximate"}.get(path.stem.removesuffix("-tiers"))
     assert result.session_header == ("x-session-token" if path.stem == "session" else None)
     assert not result.not_simulated
+    assert result.tier_weights == ({"gpu": 1.0, "cpu": 0.4} if path.stem == "precise-tiers" else None)
     assert yaml.safe_load(result.text) == result.document
     untouched = ("queue-scorer", "kv-cache-utilization-scorer", "session-affinity-scorer", "max-score-picker")
     for entry in document["plugins"]:
