@@ -209,6 +209,10 @@ class Cache(Strict):
         """Whether KV events of the tiers go to a router that reads KV events."""
         return self.lmcache is not None and self.lmcache.kv_events
 
+    def hash_tokens(self, block_tokens: int) -> int:
+        """Tokens that one hash in the tiers' KV events stands for; `block_tokens`: the engine's block size."""
+        return block_tokens if self.lmcache is None else self.lmcache.chunk_size
+
 
 class Slo(Strict):
     """Service level that the report judges by."""

@@ -13,6 +13,8 @@ from harness.router.granularity import Granularity
 from harness.router.tokenizer import TokenizerService
 
 PATH = "/v1/completions"
+_PARTIAL = (1 << 32) - 1
+"""Stands for a prompt without a whole router block."""
 
 
 @dataclass(slots=True)
@@ -50,7 +52,8 @@ def build(
     if form is PromptForm.TINY:
         prompt: bytes = b'"x"'
     elif form is PromptForm.BLOCK_IDS:
-        prompt = _ids(tokens.prompt_tokens(router_runs).tolist())
+        # the router refuses an empty prompt; this id is in no block, so it matches nothing, as a partial block would
+        prompt = _ids(tokens.prompt_tokens(router_runs).tolist() or [_PARTIAL])
     elif form is PromptForm.REAL_IDS:
         ids = tokens.prompt_tokens(runs).repeat(block_tokens).tolist()
         tail = request.prompt_tokens - len(ids)

@@ -10,6 +10,7 @@ from harness.errors import InputError
 from harness.experiment import Experiment
 from harness.router.base import Endpoint, Router
 from harness.router.baselines import BaselineRouter
+from harness.router.tier_events import check_tier_grain
 
 CONFIGS = Path(__file__).parents[2] / "deploy" / "router" / "configs"
 """The router configs that ship with the project, one folder per release."""
@@ -43,6 +44,8 @@ def make_router(
 
     config = config_path(wanted.config, wanted.release)
     ratio = blocks_per_router_block(wanted.block_tokens, engine.block_tokens)
+    if experiment.cache.publishes_events:
+        check_tier_grain(experiment.cache.hash_tokens(engine.block_tokens) // engine.block_tokens, ratio)
     binary = obtain(wanted.release, _tell, path=wanted.binary, image=wanted.image)
     return LlmdRouter(
         binary.path,

@@ -106,6 +106,7 @@ def test_router_blocks_of_four_engine_blocks(router_release: Release, tmp_path: 
         assert decide_once(router, [(1, 0, 30), (2, 30, 80)]) == (1, 10 / 20)
         router.publish_kv_events({1: [Removed(2, 2, 41, 1), Removed(2, 2, 36, 5)]})
         assert decide_once(router, [(1, 0, 30), (2, 30, 80)]) == (1, 9 / 20)
+        assert decide_once(router, [(1, 0, 3)])[1] == 0.0, "shorter than a router block"
 
 
 def test_approximate_prefix_follows_the_last_choice(router_release: Release, tmp_path: Path) -> None:
