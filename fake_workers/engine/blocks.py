@@ -118,6 +118,10 @@ class BlockPool:
                 pos = stop
         return hits, found, idle
 
+    def holds(self, origin: int) -> bool:
+        """Whether any block of `origin` answers a lookup."""
+        return origin in self._index
+
     def cached_prefix(self, prompt: PromptRuns) -> int:
         """Blocks of the prompt's prefix that a lookup without a limit would find now: the truth about a cache."""
         return self.match(prompt, 1 << 62)[1]

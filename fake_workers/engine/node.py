@@ -228,6 +228,11 @@ class Node:
         return self._end_ns + leap.cumulative_ns(most)
 
     @property
+    def boundary_ns(self) -> int | None:
+        """When the current step ends, leap or not; None when idle. Who wants every token's time stops there."""
+        return self.wake_ns() if self._current is None else self._end_ns
+
+    @property
     def busy(self) -> bool:
         """Whether a step is being executed or about to begin."""
         return self._current is not None or bool(self._adds) or self._nudged

@@ -1,0 +1,319 @@
+"""The engine on the wall clock: one lock-step group, advanced step by step as its steps end.
+
+All of it runs in one event loop. A step's end wakes it; it then tells each stream how many tokens it has by now, the
+metrics what happened in the step, and the event sockets which blocks came and went. Times are the engine's own
+nanoseconds: wall time since the start, times `speed`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fake_workers.api.block_names import BlockNames
+from fake_workers.api.generation import Answer
+from fake_workers.api.server_metrics import Finished, ServerMetrics
+from fake_workers.engine.connector import Connector, ConnectorOptions
+from fake_workers.engine.events import Cleared, KvEvent
+from fake_workers.engine.node import EngineStuckError, Node, Outcome, StepPrice
+from fake_workers.engine.request import EngineRequest
+from fake_workers.engine.scheduler import SchedulerConfig
+
+EventSink = Callable[[int, list[KvEvent]], None]
+"""Told of a rank's KV events, in order."""
+
+
+class EngineDeadError(Exception):
+    """The engine cannot go on; every request fails."""
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """One sequence on its way: `ready` tokens of its answer exist."""
+
+    rank: int
+    request: EngineRequest
+    answer: Answer
+    max_tokens: int | None
+    lora: str | None = None
+    ready: int = 0
+    done: bool = False
+    reason: str = ""
+    """Why it ended, once `done`: the answer's own reason, "abort" or "error"."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    admitted: bool = False
+    last_token_ns: int = 0
+
+    @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were not computed, once known."""
+        return (self.request.hit_tokens or 0) + self.external_tokens
+
+    @property
+    def external_tokens(self) -> int:
+        """Prompt tokens that came through the connector."""
+        return min(self.request.external_tokens, self.request.prompt_tokens - (self.request.hit_tokens or 0))
+
+
+class LiveEngine:
+    """A node, its streams, and the wall clock. Call `start` inside the event loop."""
+
+    def __init__(
+        self,
+        price: StepPrice,
+        config: SchedulerConfig,
+        metrics: list[ServerMetrics],
+        *,
+        speed: float = 1.0,
+        keep_events: bool = False,
+        connector: Connector | None = None,
+        connector_options: ConnectorOptions | None = None,
+    ) -> None:
+        ranks = len(metrics)
+        self.config = config
+        self.node = Node(
+            price, config, ranks, keep_events=keep_events, connector=connector, connector_options=connector_options
+        )
+        self.has_connector = connector is not None
+        self.metrics = metrics
+        self.speed = speed
+        self.on_events: EventSink = lambda rank, events: None
+        self.on_end: Callable[[Stream], None] = lambda stream: None
+        self.names = [self._block_names(rank) for rank in range(ranks)]
+        self.failure: str | None = None
+        self._streams: list[dict[EngineRequest, Stream]] = [{} for _ in range(ranks)]
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._origin_ns = time.monotonic_ns()
+        self._frozen_ns: int | None = None
+        self._totals = [(0, 0) for _ in range(ranks)]
+        self.lag_ns = 0
+        """How late the last step's end was seen, wall time."""
+
+    def _block_names(self, rank: int) -> BlockNames:
+        pool = self.node.ranks[rank].pool
+        blocks = self.config.num_gpu_blocks
+        return BlockNames(self.config.block_tokens, 2 * blocks + 65536, pool.holds)
+
+    # ------------------------------------------------------------------ clock
+
+    def start(self) -> None:
+        """Begin: now is the engine's time zero."""
+        self._loop = asyncio.get_running_loop()
+        self._origin_ns = time.monotonic_ns()
+
+    @property
+    def now_ns(self) -> int:
+        """The engine's time; stands still while paused."""
+        if self._frozen_ns is not None:
+            return self._frozen_ns
+        return int((time.monotonic_ns() - self._origin_ns) * self.speed)
+
+    @property
+    def paused(self) -> bool:
+        """Whether time stands still."""
+        return self._frozen_ns is not None
+
+    def freeze(self) -> None:
+        """Stop the clock; requests are taken in but nothing runs."""
+        if self._frozen_ns is None:
+            self.pump()
+            self._frozen_ns = self.now_ns
+            self._arm()
+
+    def thaw(self) -> None:
+        """Go on where `freeze` stopped."""
+        if self._frozen_ns is not None:
+            self._origin_ns = time.monotonic_ns() - int(self._frozen_ns / self.speed)
+            self._frozen_ns = None
+            self.pump()
+
+    def call_at(self, t_ns: int, action: Callable[[], None]) -> None:
+        """Run `action` at an engine time (the end of a transfer)."""
+        assert self._loop is not None
+
+        def due() -> None:
+            if self._frozen_ns is not None or self.now_ns < t_ns:
+                self.call_at(t_ns, action)
+                return
+            self.pump()
+            action()
+            self.pump()
+
+        wait_ns = max(t_ns - self.now_ns, 0) if self._frozen_ns is None else 50_000_000
+        self._loop.call_later(wait_ns / self.speed / 1e9, due)
+
+    # ------------------------------------------------------------------ requests
+
+    def submit(self, stream: Stream) -> None:
+        """A sequence arrives now."""
+        if self.failure is not None:
+            raise EngineDeadError(self.failure)
+        self.pump()
+        stream.request.arrival_ns = self.node.now_ns
+        self._streams[stream.rank][stream.request] = stream
+        self.node.submit(stream.rank, stream.request)
+        self.pump()
+
+    def abort(self, stream: Stream, reason: str = "abort") -> None:
+        """The client went away, or the request is dropped for another reason."""
+        if stream.done:
+            return
+        self.pump()
+        if stream.done:
+            return
+        self.node.abort(stream.rank, stream.request)
+        self._end(stream, reason, self.now_ns)
+        self.pump()
+
+    def abort_all(self, rank: int | None = None) -> int:
+        """Abort every sequence (of one rank); returns how many there were."""
+        found = [s for r, streams in enumerate(self._streams) if rank in (None, r) for s in streams.values()]
+        for stream in found:
+            self.abort(stream)
+        return len(found)
+
+    def unfinished(self, rank: int) -> int:
+        """Sequences that wait or run."""
+        return len(self._streams[rank])
+
+    def queued_tokens(self, rank: int) -> int:
+        """Prompt tokens of sequences that have no token yet (vLLM's get_num_queued_tokens)."""
+        return sum(s.request.prompt_tokens for s in self._streams[rank].values() if s.ready == 0)
+
+    def streams(self, rank: int) -> list[Stream]:
+        """Sequences that wait or run, oldest first."""
+        return list(self._streams[rank].values())
+
+    def reset_prefix_cache(self, rank: int) -> bool:
+        """Forget all cached blocks; False while any is held."""
+        self.pump()
+        if not self.node.ranks[rank].pool.clear():
+            return False
+        self.on_events(rank, [*self.node.take_events(rank), Cleared(self.now_ns)])
+        self.pump()
+        return True
+
+    # ------------------------------------------------------------------ the loop
+
+    def pump(self) -> None:
+        """Process everything that has ended by now, and wake up again when the next step ends."""
+        if self.failure is None:
+            try:
+                self._advance(self.now_ns)
+            except EngineStuckError as error:
+                self._die(str(error))
+        self._arm()
+
+    def _advance(self, now: int) -> None:
+        node = self.node
+        while (boundary := node.boundary_ns) is not None and boundary <= now:
+            outcomes = node.advance(boundary)
+            self.lag_ns = int((now - boundary) / self.speed)
+            self._deliver(boundary, outcomes)
+        if node.now_ns < now:
+            self._deliver(now, node.advance(now))
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._loop is None or self._frozen_ns is not None or self.failure is not None:
+            return
+        boundary = self.node.boundary_ns
+        if boundary is not None:
+            wait_s = max(0.0, (boundary - self.now_ns) / self.speed / 1e9)
+            self._timer = self._loop.call_later(wait_s, self.pump)
+
+    def _deliver(self, now: int, outcomes: list[Outcome]) -> None:
+        for rank, streams in enumerate(self._streams):
+            if streams:
+                self._deliver_rank(rank, streams, now)
+            events = self.node.take_events(rank)
+            if events:
+                self.on_events(rank, events)
+
+    def _deliver_rank(self, rank: int, streams: dict[EngineRequest, Stream], now: int) -> None:
+        metrics = self.metrics[rank]
+        generated = computed = 0
+        ended: list[Stream] = []
+        for request, stream in streams.items():
+            if not stream.admitted and request.admitted_ns is not None:
+                stream.admitted = True
+                metrics.admitted(
+                    request.prompt_tokens, request.hit_tokens or 0, stream.external_tokens, self.has_connector
+                )
+            new = request.outputs - stream.ready
+            if new > 0:
+                generated += new
+                if stream.ready == 0:
+                    first = request.first_token_ns or now
+                    metrics.first_token(
+                        request.prompt_tokens,
+                        request.hit_tokens or 0,
+                        stream.external_tokens,
+                        (first - request.arrival_ns) / 1e9,
+                    )
+                    computed += request.prompt_tokens - stream.cached_tokens
+                else:
+                    metrics.h_itl.observe((now - stream.last_token_ns) / 1e9)
+                stream.last_token_ns = now
+                stream.ready = request.outputs
+                stream.changed.set()
+            if request.finished:
+                ended.append(stream)
+        if generated:
+            metrics.generation_tokens.inc(generated)
+            metrics.h_iteration.observe(generated + computed)
+        for stream in ended:
+            self._end(stream, "error" if stream.request.failed else stream.answer.finish_reason, now)
+        total = self.node.totals[rank].preemptions
+        seen, _ = self._totals[rank]
+        if total != seen:
+            metrics.preemptions.inc(total - seen)
+            self._totals[rank] = (total, 0)
+
+    def _end(self, stream: Stream, reason: str, now: int) -> None:
+        request = stream.request
+        self._streams[stream.rank].pop(request, None)
+        stream.done, stream.reason = True, reason
+        if request.finish_ns is None:
+            request.finish_ns = now
+        admitted = request.admitted_ns if request.admitted_ns is not None else now
+        first = request.first_token_ns if request.first_token_ns is not None else now
+        last = stream.last_token_ns or first
+        self.metrics[stream.rank].finished(
+            Finished(
+                reason=reason,
+                e2e_s=(now - request.arrival_ns) / 1e9,
+                queued_s=(admitted - request.arrival_ns) / 1e9,
+                prefill_s=max(first - admitted, 0) / 1e9,
+                decode_s=max(last - first, 0) / 1e9,
+                inference_s=max(last - admitted, 0) / 1e9,
+                prompt_tokens=request.prompt_tokens,
+                cached_tokens=stream.cached_tokens,
+                generated_tokens=stream.ready,
+                preemptions=request.preemptions,
+                max_tokens=stream.max_tokens,
+            )
+        )
+        stream.changed.set()
+        self.on_end(stream)
+
+    def _die(self, why: str) -> None:
+        self.failure = why
+        for streams in self._streams:
+            for stream in list(streams.values()):
+                self._end(stream, "error", self.now_ns)
+
+    def refresh_gauges(self, rank: int) -> None:
+        """Bring the gauges of a rank's metrics up to date (before a scrape)."""
+        self.pump()
+        gauges = self.node.gauges(rank, self.node.now_ns)
+        metrics = self.metrics[rank]
+        metrics.running.set(gauges.running)
+        metrics.waiting.set(gauges.waiting)
+        metrics.waiting_by["capacity"].set(gauges.waiting)
+        metrics.kv_usage.set(gauges.kv_usage)
