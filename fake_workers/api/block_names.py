@@ -1,6 +1,7 @@
 """Names for blocks of real token ids: equal prefix, equal name; and back from names to vLLM's hashes and ids.
 
-The engine knows a block as (origin, position). Here a prompt's blocks are hashed in a chain as vLLM 0.32 does (`hash_block_tokens` with the default algorithm, sha256 of the pickled triple), and a hash that was seen before gives the
+The engine knows a block as (origin, position). Here a prompt's blocks are hashed in a chain as vLLM 0.32 does
+(`hash_block_tokens` with the default algorithm, sha256 of the pickled triple); a hash that was seen before gives the
 name it got then.
 """
 

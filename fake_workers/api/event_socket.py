@@ -1,7 +1,7 @@
 """KV events of one worker over real ZMQ: vLLM 0.32's PUB socket and replay socket (distributed/kv_events.py).
 
-Replay: a client sends `["", start sequence (8 bytes)]` from a DEALER; it gets `["", topic, sequence, payload]` for every
-batch from there on that is still kept, then the end marker `["", "", ff x 8, ""]`.
+Replay: a client sends `["", start sequence (8 bytes)]` from a DEALER; it gets `["", topic, sequence, payload]` for
+every batch from there on that is still kept, then the end marker `["", "", ff x 8, ""]`.
 """
 
 from __future__ import annotations
