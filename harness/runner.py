@@ -110,8 +110,12 @@ def run_experiment(
     with _undisturbed():
         usage.read()
         router.stop()
-        tier_account = tier_facts(tiers, simulation) if tiers else None
+        tier_account = None
         if tiers:
+            try:
+                tier_account = tier_facts(tiers, simulation)
+            except Exception as error:  # LMCache's own code runs here, too: the calls are kept all the same
+                failure = failure or error
             tiers.close()
         if failure is not None and not simulation.records:
             if progress:
