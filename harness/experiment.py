@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from harness.cache.config import CacheConfig, FabricConfig
 from harness.disagg.config import KvTransferConfig, Role, parse_notation
 from harness.errors import InputError
+from harness.front_end import FrontEndConfig
 
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -265,6 +266,7 @@ class Experiment(Strict):
     router: Router = Field(default_factory=lambda: Router())
     cache: Cache = Field(default_factory=lambda: Cache())
     fabric: FabricConfig = Field(default_factory=lambda: FabricConfig())
+    front_end: FrontEndConfig = Field(default_factory=lambda: FrontEndConfig())
     kv_transfer: KvTransferConfig = Field(default_factory=lambda: KvTransferConfig())
     slo: Slo | None = None
     prices: Prices | None = None

@@ -10,7 +10,9 @@ from fake_workers.pricing.profile import StepProfile
 from fake_workers.pricing.registry import load_profile
 from harness.disagg.config import parse_notation
 from harness.errors import InputError
+from harness.experiment import Calibration as ModelCalibration
 from harness.experiment import Engine, Experiment, Pool
+from harness.front_end import scheduler_ns
 from harness.router.base import Endpoint
 from harness.router.endpoints import loopback_endpoints
 
@@ -101,10 +103,11 @@ def plan_pools(experiment: Experiment) -> list[PoolPlan]:
     sizes: list[int] = []
     first_node = 0
     for pool in cluster.pools or (Pool(role="prefill"), Pool(role="decode")):
-        profile = profile_of(experiment, pool.profile)
+        merged = merged_engine(cluster.engine, pool.engine)
+        profile = profile_of(experiment, pool.profile, merged)
         name = pool.profile or experiment.model.profile
         gpus = pool.gpus_per_node or cluster.gpus_per_node
-        engine = engine_config(merged_engine(cluster.engine, pool.engine), profile, name)
+        engine = engine_config(merged, profile, name)
         replicas, nodes = _size(experiment, pool, profile, gpus)
         sizes.append(replicas)
         plans.append(PoolPlan(pool.role, profile, engine, gpus, range(first_node, first_node + nodes)))
@@ -130,20 +133,22 @@ def merged_engine(base: Engine, changes: Engine | None) -> Engine:
     return base.model_copy(update={name: getattr(changes, name) for name in changes.model_fields_set})
 
 
-def profile_of(experiment: Experiment, name: str | None) -> StepProfile:
-    """The step-time profile of a pool (None: the cluster's), calibrated as the experiment says."""
+def profile_of(experiment: Experiment, name: str | None, engine: Engine | None = None) -> StepProfile:
+    """The step-time profile of a pool (None: the cluster's), calibrated as the experiment says.
+
+    What the front end says of the engine's scheduler is added to every step, where the engine does not overlap it.
+    """
     profile = load_profile(name or experiment.model.profile)
-    wanted = experiment.model.calibration
-    if wanted is None:
-        return profile
-    return profile.calibrated(
-        Calibration.of(
-            wanted.scale_prefill,
-            wanted.scale_decode,
-            round(wanted.per_step_ms * 1e6),
-            round(wanted.per_seq_ms * 1e6),
-        )
+    wanted = experiment.model.calibration or ModelCalibration()
+    sync = engine or experiment.cluster.engine
+    per_step_ns, per_seq_ns = scheduler_ns(experiment.front_end, sync.async_scheduling)
+    calibration = Calibration.of(
+        wanted.scale_prefill,
+        wanted.scale_decode,
+        round(wanted.per_step_ms * 1e6) + per_step_ns,
+        round(wanted.per_seq_ms * 1e6) + per_seq_ns,
     )
+    return profile if calibration == profile.calibration else profile.calibrated(calibration)
 
 
 def _size(experiment: Experiment, pool: Pool, profile: StepProfile, gpus: int) -> tuple[int, int]:

@@ -81,6 +81,7 @@ def run_info(
             "scheduling": "asynchronous" if engine.async_scheduling else "synchronous",
         },
         profile=_profile_facts(profile),
+        front_end=experiment.front_end.facts(),
         prices=Prices(**experiment.prices.model_dump()) if experiment.prices else None,
         decisions=stats.get("decisions"),
         events=simulation.counts.clock_events + simulation.counts.engine_events,

@@ -22,6 +22,7 @@ from harness.cache.build import CacheCluster, build_fabric
 from harness.clock import VirtualClock, to_ns
 from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Experiment
+from harness.front_end import FrontEndTimes
 from harness.load.arrivals import session_starts_ns
 from harness.placement import plan_pools, with_nodes
 from harness.progress import Progress
@@ -80,6 +81,7 @@ def run_experiment(
             model=model,
             scrape_interval_ns=to_ns(experiment.cluster.scrape_interval_ms / 1e3),
             router_latency_ns=to_ns(experiment.router.latency_ms / 1e3),
+            front_end=FrontEndTimes.of(experiment.front_end),
             client_timeout_ns=_optional_ns(experiment.load.client_timeout_s),
             gap_cap_s=experiment.load.gap_cap_s,
             until_ns=_optional_ns(experiment.load.until_s),

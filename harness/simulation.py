@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fake_workers.engine.blocks import PromptRuns
 from fake_workers.engine.events import KvEvent
 from fake_workers.engine.gauges import Gauges
-from fake_workers.engine.node import EngineStuckError, Node, StepPrice
+from fake_workers.engine.node import EngineStuckError, Node, Outcome, StepPrice
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import SchedulerConfig
 from harness.cache.base import NODE_DRAM, ExternalCache
@@ -23,6 +24,7 @@ from harness.cache.connector import CacheConnector
 from harness.cache.feed import TierFeed
 from harness.clock import VirtualClock
 from harness.errors import NoProgressError
+from harness.front_end import FrontEnd, FrontEndTimes
 from harness.load.prompts import Origins
 from harness.load.session import SessionRun
 from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, CallRecord
@@ -54,6 +56,8 @@ class _Open:
     index: int
     request: EngineRequest | None = None
     routed: bool = False
+    first_seen_ns: int | None = None
+    """When the client saw the first token; with a front end that is later than when the engine had it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class SimulationConfig:
     model: str
     scrape_interval_ns: int
     router_latency_ns: int = 0
+    front_end: FrontEndTimes | None = None
     client_timeout_ns: int | None = None
     gap_cap_s: float | None = None
     until_ns: int | None = None
@@ -114,6 +119,7 @@ class Simulation:
         self.endpoints = [endpoint for group in groups for endpoint in group]
         self.timeline = TimelineRecorder([endpoint.node for endpoint in self.endpoints])
         self._on_progress = on_progress
+        self._front_end = FrontEnd(config.front_end, len(self.endpoints)) if config.front_end else None
         self._blocks_per_router_block = router.blocks_per_router_block
         self._origins = Origins()
         self._open: dict[str, _Open] = {}
@@ -264,8 +270,12 @@ class Simulation:
         session.call_started(index)
         if self.config.client_timeout_ns is not None:
             self.clock.call_later(self.config.client_timeout_ns, self._give_up, opened, rank=_CLIENT)
-        if self.config.router_latency_ns:
-            self.clock.call_later(self.config.router_latency_ns, self._route, opened, rank=_LOAD)
+        decided_ns = self.clock.now_ns
+        if self._front_end is not None:
+            decided_ns = self._front_end.reaches_router_ns(decided_ns, record.input_tokens)
+        decided_ns += self.config.router_latency_ns
+        if decided_ns > self.clock.now_ns:
+            self.clock.call_at(decided_ns, self._route, opened, rank=_LOAD)
         else:
             self._route(opened)
 
@@ -280,7 +290,8 @@ class Simulation:
             self._advance(group, now)
             if record.call_id not in self._open:
                 return
-            group.node.abort(rank, opened.request)
+            if not opened.request.finished:
+                group.node.abort(rank, opened.request)
             self._arm(group)
             self._copy_progress(opened)
         if opened.routed:
@@ -331,6 +342,23 @@ class Simulation:
         # in the router's own blocks, so that the gap shows what it did not know and not how coarsely it looks
         ratio = self._blocks_per_router_block
         record.held_share = (held // ratio) / (blocks // ratio) if blocks >= ratio else 0.0
+        taken_ns = now
+        if self._front_end is not None:
+            taken_ns = self._front_end.reaches_engine_ns(now, decision.endpoint, record.input_tokens)
+        if taken_ns > now:
+            self.clock.call_at(taken_ns, self._submit, opened, runs, rank=_LOAD)
+        else:
+            self._submit(opened, runs)
+
+    def _submit(self, opened: _Open, runs: PromptRuns) -> None:
+        """The chosen engine takes the call in."""
+        record = opened.record
+        if record.call_id not in self._open:
+            return
+        assert record.endpoint is not None
+        now = self.clock.now_ns
+        group, rank = self._place[record.endpoint]
+        self._advance(group, now)
         opened.request = EngineRequest(
             request_id=record.call_id,
             origin=opened.session.prompts.origin(opened.index),
@@ -389,17 +417,29 @@ class Simulation:
             opened = self._open.get(outcome.request.request_id)
             if opened is None or opened.request is not outcome.request:
                 continue
-            if outcome.first:
-                self.router.first_token(outcome.request.request_id)
-            if outcome.done and outcome.request.failed:
-                self._copy_progress(opened)
-                self.router.abort(opened.record.call_id)
-                self._end(opened, FAILED, outcome.t_ns, "a KV load failed (vLLM answers 500)")
-            elif outcome.done:
-                self._copy_progress(opened)
-                record = opened.record
-                self.router.finish(record.call_id, record.input_tokens, record.gpu_tokens, record.output_tokens)
-                self._end(opened, COMPLETED, outcome.t_ns)
+            if self._front_end is None:
+                self._deliver(opened, outcome, outcome.t_ns)
+            else:
+                running = group.node.gauges(outcome.rank, outcome.t_ns).running
+                seen_ns = self._front_end.reaches_client_ns(outcome.t_ns, running)
+                self.clock.call_at(max(seen_ns, self.clock.now_ns), self._deliver, opened, outcome, seen_ns, rank=_NODE)
+
+    def _deliver(self, opened: _Open, outcome: Outcome, t_ns: int) -> None:
+        """The client sees a first token or the end of its call."""
+        record, request = opened.record, outcome.request
+        if record.call_id not in self._open:
+            return  # it gave up meanwhile
+        if outcome.first:
+            opened.first_seen_ns = t_ns
+            self.router.first_token(record.call_id)
+        if outcome.done and request.failed:
+            self._copy_progress(opened)
+            self.router.abort(record.call_id)
+            self._end(opened, FAILED, t_ns, "a KV load failed (vLLM answers 500)")
+        elif outcome.done:
+            self._copy_progress(opened)
+            self.router.finish(record.call_id, record.input_tokens, record.gpu_tokens, record.output_tokens)
+            self._end(opened, COMPLETED, t_ns)
 
     def _arm(self, group: _Group) -> None:
         """Wake up at the group's next event that a client may see."""
@@ -427,7 +467,7 @@ class Simulation:
         record, request = opened.record, opened.request
         assert request is not None
         record.admitted_ns = request.admitted_ns
-        record.first_token_ns = request.first_token_ns
+        record.first_token_ns = opened.first_seen_ns
         record.output_tokens = request.outputs
         record.preemptions = request.preemptions
         record.restore_ns = request.restore_ns

@@ -86,6 +86,7 @@ def conditions(runs: Sequence[Run], swatches: Sequence[Markup]) -> Markup:
         _common("Workload", runs, [_load_facts(run) for run in runs]),
         _common("Cluster", runs, [_cache_facts(run) for run in runs]),
         _common("Step times", runs, [run.info.profile for run in runs]),
+        _common("Front end", runs, [run.info.front_end for run in runs]),
         _common("Versions", runs, [run.info.versions for run in runs]),
     ]
     routers = []

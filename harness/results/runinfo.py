@@ -73,6 +73,8 @@ class RunInfo:
     cluster: dict[str, Any] = field(default_factory=dict)
     profile: dict[str, Any] = field(default_factory=dict)
     """Step-time profile: provenance and how much lay outside its grid."""
+    front_end: dict[str, Any] = field(default_factory=dict)
+    """What stands around the GPU: each part that is not zero, with its source."""
     prices: Prices | None = None
     tier: dict[str, Any] | None = None
     busy_ns: list[int] | None = None

@@ -63,8 +63,8 @@ def study_llmd(
     ] = "observed",
     front_end: Annotated[
         bool,
-        typer.Option("--front-end", help="Add what is measured of the time before the engine (docs/studies/llmd.md)."),
-    ] = False,
+        typer.Option(help="What stands around the GPU as measured (docs/front-end.md), or nothing."),
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Repeat one of llm-d's published ladders: published, ours and ratio per stage, with a page."""

@@ -1,23 +1,36 @@
-"""What is known, from measurements, of the time between a client's request and the engine taking it in.
+"""The front end of a published fleet: each part as measured (harness/front_end.py), for the text that its load sends.
 
-Only the parts with a published measurement are here; HTTP hops, the gateway, the engine's own input processing and the
-way back of the first token have none that we know of, so a measured TTFT stays above this.
-
-Tokenising: 101,615 tokens in 220.38 ms, 43,359 in 87.85 ms, 10,840 in 20.46 ms on one core; JSON 0.82 ms at 100k
-tokens (github.com/andyluo7/cpu-gpu-codesign-agentic-inference, 2026-05-14, raw files). Another model's tokenizer on
-another machine: a size, not a fit. Requests that wait for a busy tokenizer are not modelled.
+inference-perf sends text made of random token ids. Such text costs other time to tokenise than prose, growing with its
+length; measured with Qwen's tokenizer (benchmarks/front_end.py tokens, one core, least of 15).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-_TOKENS = (0.0, 10_840.0, 43_359.0, 101_615.0)
-_TOKENISE_MS = (0.0, 20.46, 87.85, 220.38)
-_JSON_MS_PER_TOKEN = 0.82 / 101_615
+from harness.front_end import FrontEndConfig
+from harness.studies.ladder import Arm, Ladder
+
+_COUNTED_TOKENS = (1_073.0, 7_556.0, 9_448.0, 17_087.0, 34_464.0, 68_970.0)
+_US_PER_TOKEN = (1.18, 2.10, 2.57, 3.46, 3.46, 3.23)
 
 
-def pre_engine_ms(prompt_tokens: int, router_tokenises: bool) -> float:
-    """Milliseconds before the engine's queue: tokenising in the engine, once more in a router that does; JSON each."""
-    once = float(np.interp(prompt_tokens, _TOKENS, _TOKENISE_MS)) + prompt_tokens * _JSON_MS_PER_TOKEN
-    return round(once * (2 if router_tokenises else 1), 3)
+def tokenise_us_per_token(prompt_tokens: int) -> float:
+    """Microseconds per token of tokenising a prompt of random-token text."""
+    return round(float(np.interp(prompt_tokens, _COUNTED_TOKENS, _US_PER_TOKEN)), 3)
+
+
+def front_end_of(ladder: Ladder, arm: Arm, prompt_tokens: int) -> FrontEndConfig:
+    """The ladder's own front end if it states one; else every part as measured, those that the arm does not have at 0.
+
+    A Kubernetes Service forwards packets: no gateway, no router. A router with precise prefix scoring tokenises too.
+    """
+    if ladder.front_end is not None:
+        return ladder.front_end
+    tokenise = tokenise_us_per_token(prompt_tokens)
+    parts: dict[str, float] = {"tokenise_us_per_token": tokenise}
+    if arm.config is None:
+        parts |= {"gateway_ms": 0, "router_ms": 0, "router_us_per_token": 0}
+    elif "precise" in arm.config:
+        parts["router_tokenise_us_per_token"] = tokenise
+    return FrontEndConfig.model_validate({"parts": "measured", **parts})

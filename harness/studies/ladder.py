@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from harness.errors import InputError
 from harness.experiment import Engine
+from harness.front_end import FrontEndConfig
 
 DATA = Path(__file__).parent / "data"
 RELEASES = ("v0.7.1", "v0.10.0")
@@ -102,6 +103,7 @@ class Ladder(Strict):
     engine: Engine
     workload: SharedPrefix
     load: Load
+    front_end: FrontEndConfig | None = Field(None, description="null: as measured, see studies/front_end.py")
     seeds: Count = 3
     columns: list[Literal["rate", "output_tok_s", "ttft_mean_s", "ttft_p90_s", "itl_mean_s"]]
     arms: dict[str, Arm]

@@ -10,9 +10,10 @@ from typing import Any
 
 from harness.errors import InputError
 from harness.experiment import Experiment
+from harness.front_end import FrontEndConfig
 from harness.results.store import Run
 from harness.runner import run_experiment
-from harness.studies.front_end import pre_engine_ms
+from harness.studies.front_end import front_end_of
 from harness.studies.ladder import Arm, Ladder, router_config
 from harness.studies.shared_prefix import lengths, staged_load
 from harness.studies.stages import StageResult, stage_results
@@ -30,7 +31,7 @@ class Options:
     arms: tuple[str, ...] = ()
     seeds: int | None = None
     observed_lengths: bool = True
-    front_end: bool = False
+    front_end: bool = True
     show_progress: bool = True
 
 
@@ -64,9 +65,10 @@ def experiment_of(ladder: Ladder, name: str, seed: int, options: Options) -> Exp
     router: dict[str, Any] = {"kind": arm.router, "block_tokens": None}
     if arm.config is not None:
         router |= {"release": options.release, "config": str(router_config(arm.config, options.release))}
+    front_end = FrontEndConfig()
     if options.front_end:
         size = lengths(ladder.workload, options.observed_lengths)
-        router["latency_ms"] = pre_engine_ms(size.system_tokens + size.question_tokens, _tokenises(arm))
+        front_end = front_end_of(ladder, arm, size.system_tokens + size.question_tokens)
     return Experiment.model_validate(
         {
             "name": f"{ladder.name}-{name}",
@@ -80,6 +82,7 @@ def experiment_of(ladder: Ladder, name: str, seed: int, options: Options) -> Exp
             },
             "model": {"profile": ladder.profile},
             "router": router,
+            "front_end": front_end.model_dump(mode="json"),
             "output": {"report": False},
         }
     )
@@ -171,8 +174,3 @@ def _finished(path: Path, inputs: dict[str, Any]) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) and document.get("inputs") == json.loads(json.dumps(inputs)) else None
-
-
-def _tokenises(arm: Arm) -> bool:
-    """Whether the arm's router tokenises the prompt (the engine does so in any case)."""
-    return arm.config is not None and "precise" in arm.config

@@ -13,6 +13,7 @@ from fake_workers.engine.events import KvEvent
 from fake_workers.engine.gauges import Gauges
 from fake_workers.engine.scheduler import SchedulerConfig
 from harness.errors import NoProgressError
+from harness.front_end import FrontEndConfig, FrontEndTimes
 from harness.results.records import COMPLETED, FAILED, IN_FLIGHT, REJECTED, TIMED_OUT, CallRecord, digest
 from harness.router.base import Decision, Endpoint, RouteRequest
 from harness.router.baselines import BASELINES, BaselineRouter
@@ -113,21 +114,71 @@ def test_every_call_ends_once_and_sources_add_up(kind: str) -> None:
     assert router.stats()["in_flight"] == 0
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10_000), st.booleans(), st.sampled_from([60, 400]))
-def test_leaping_gives_the_records_and_the_news_of_stepping(seed: int, is_async: bool, blocks: int) -> None:
+FRONT_END = FrontEndTimes.of(
+    FrontEndConfig(
+        client_ms=0.01, router_ms=0.02, router_tokenise_us_per_token=0.05, router_tokenise_workers=1,
+        api_server_ms=0.03, tokenise_us_per_token=0.1, tokenise_workers=1, engine_input_ms=0.01,
+        stream_us_per_token=4, output_ms=0.02,
+    )
+)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.booleans(), st.sampled_from([60, 400]), st.sampled_from([None, FRONT_END]))
+def test_leaping_gives_the_records_and_the_news_of_stepping(
+    seed: int, is_async: bool, blocks: int, front_end: FrontEndTimes | None
+) -> None:
     sessions = _sessions(seed)
     seen = []
     for leaping in (True, False):
         router = Recorder([e for g in _groups(2, 2) for e in g])
         simulation = _run(
             sessions, router, leaping=leaping, async_scheduling=is_async, blocks=blocks, max_model_len=230,
-            client_timeout_ns=3 * MS,
+            client_timeout_ns=3 * MS, front_end=front_end,
         )  # fmt: skip
         seen.append((digest(simulation.records), router.told, simulation.timeline.finish(10**9).busy_by_node_ns()))
     assert seen[0][0] == seen[1][0]
     assert seen[0][1] == seen[1][1]
     assert seen[0][2] == seen[1][2]
+
+
+def test_the_front_end_moves_what_the_client_sees_and_nothing_else() -> None:
+    parts = {"client_ms": 1, "gateway_ms": 2, "router_ms": 3, "api_server_ms": 4, "tokenise_us_per_token": 5,
+             "tokenise_workers": 1, "engine_input_ms": 6, "stream_us_per_token": 7, "output_ms": 8}  # fmt: skip
+    times = FrontEndTimes.of(FrontEndConfig.model_validate(parts))
+    plain, moved = _run(_one(400, 50)).records[0], _run(_one(400, 50), front_end=times).records[0]
+    way_in = (1 + 2 + 3 + 4 + 6) * MS + 400 * 5000
+    way_out = 8 * MS + 7000
+    assert moved.arrival_ns == plain.arrival_ns
+    assert moved.routed_ns == plain.routed_ns + 6 * MS  # type: ignore[operator]
+    assert moved.admitted_ns == plain.admitted_ns + way_in  # type: ignore[operator]
+    assert moved.first_token_ns == plain.first_token_ns + way_in + way_out  # type: ignore[operator]
+    assert moved.finish_ns == plain.finish_ns + way_in + way_out  # type: ignore[operator]
+
+
+def test_the_front_end_delays_the_calls_that_wait_for_an_answer() -> None:
+    calls = [Call(0, 0.0, None, "main", 40, 5, -1, 0, 10), Call(1, 0.0, None, "main", 40, 5, 0, 10, 0, (0,), None, 0.0)]
+    first, second = _run([Session("a", 4, calls)], front_end=FRONT_END).records
+    assert first.finish_ns == second.arrival_ns
+
+
+def test_with_a_front_end_every_call_ends_once() -> None:
+    for timeout_ns in (None, 3 * MS):
+        router = Recorder([e for g in _groups(2, 2) for e in g])
+        simulation = _run(_sessions(1), router, front_end=FRONT_END, client_timeout_ns=timeout_ns)
+        assert len(simulation.records) == sum(len(s.calls) for s in _sessions(1))
+        for record in simulation.records:
+            assert record.outcome in (COMPLETED, TIMED_OUT)
+            if record.outcome == COMPLETED:
+                times = [
+                    record.arrival_ns,
+                    record.routed_ns,
+                    record.admitted_ns,
+                    record.first_token_ns,
+                    record.finish_ns,
+                ]
+                assert None not in times and times == sorted(times)  # type: ignore[type-var]
+        assert router.stats()["in_flight"] == 0 and not simulation.leftovers()
 
 
 def test_equal_seeds_give_equal_digests_and_others_do_not() -> None:

@@ -9,8 +9,9 @@ import yaml
 
 from fake_workers.pricing.registry import load_profile
 from harness.errors import InputError
+from harness.front_end import FrontEndConfig
 from harness.router import config
-from harness.studies.front_end import pre_engine_ms
+from harness.studies.front_end import tokenise_us_per_token
 from harness.studies.ladder import DATA, RELEASES, ladder_names, load_ladder, router_config
 from harness.studies.llmd import Options, chosen_arms, experiment_of
 
@@ -67,16 +68,22 @@ def test_mistakes_are_refused_with_the_field(tmp_path: Path) -> None:
         chosen_arms(load_ladder("qwen3-32b-8xtp2"), Options(arms=("nobody",)))
 
 
-def test_tokenising_costs_what_was_measured_and_twice_where_the_router_tokenises_too() -> None:
-    assert pre_engine_ms(10_840, False) == pytest.approx(20.46, rel=0.01)
-    assert pre_engine_ms(43_359, False) == pytest.approx(87.85, rel=0.01)
-    assert pre_engine_ms(7584, True) == pytest.approx(2 * pre_engine_ms(7584, False), rel=1e-3)
+def test_tokenising_random_text_costs_what_was_measured() -> None:
+    assert tokenise_us_per_token(7_556) == 2.10
+    assert tokenise_us_per_token(17_087) == 3.46
+    assert 2.10 < tokenise_us_per_token(8_000) < 2.57
 
 
-def test_the_front_end_is_added_only_when_asked_for() -> None:
+def test_arms_have_the_front_end_that_their_fleet_has() -> None:
     ladder = load_ladder("qwen3-32b-8xtp2")
-    assert experiment_of(ladder, "precise", 1, Options()).router.latency_ms == 0
-    with_it = Options(front_end=True)
-    once = pre_engine_ms(6320 + 1264, False)
-    assert experiment_of(ladder, "approximate", 1, with_it).router.latency_ms == once
-    assert experiment_of(ladder, "precise", 1, with_it).router.latency_ms == pytest.approx(2 * once, rel=1e-3)
+    of = {arm: experiment_of(ladder, arm, 1, Options()).front_end for arm in ("k8s-service", "approximate", "precise")}
+    assert of["k8s-service"].value("router_ms") == of["k8s-service"].value("gateway_ms") == 0
+    assert of["approximate"].value("router_ms") > 0 and of["approximate"].value("router_tokenise_us_per_token") == 0
+    assert of["precise"].value("router_tokenise_us_per_token") == of["precise"].value("tokenise_us_per_token") > 2
+    without = experiment_of(ladder, "precise", 1, Options(front_end=False)).front_end
+    assert without == FrontEndConfig()
+
+
+def test_a_ladder_may_state_its_own_front_end() -> None:
+    ladder = load_ladder("qwen3-32b-8xtp2").model_copy(update={"front_end": FrontEndConfig(client_ms=9)})
+    assert experiment_of(ladder, "precise", 1, Options()).front_end.value("client_ms") == 9
