@@ -20,6 +20,7 @@ from harness.arms import Arm, differences
 from harness.cache import upstream
 from harness.cache.build import CacheCluster, build_fabric
 from harness.clock import VirtualClock, to_ns
+from harness.collector import RareCollections
 from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Experiment
 from harness.front_end import FrontEndTimes
@@ -75,6 +76,13 @@ def run_experiment(
     progress = Progress(title, expected) if show_progress else None
     began, cpu_before = time.monotonic(), cpu_s()
     failure: BaseException | None = None
+    collector = RareCollections()
+
+    def on_progress(ended: int, t_ns: int) -> None:
+        collector.look()
+        if progress is not None:
+            progress.update(ended, t_ns)
+
     simulation = Simulation(
         SimulationConfig(
             engine=engine,
@@ -94,7 +102,7 @@ def run_experiment(
         router,
         loaded.sessions,
         starts_ns,
-        progress.update if progress else None,
+        on_progress,
         clock,
         tiers.nodes if tiers else None,
     )
@@ -102,8 +110,9 @@ def run_experiment(
     stats: dict[str, Any] = {}
     try:
         router.start()
-        simulation.run()
-        simulation.settle()
+        with collector:
+            simulation.run()
+            simulation.settle()
         stats = router.stats()
     except (Exception, KeyboardInterrupt) as error:
         # whatever ended the run, the calls that it has simulated are kept
