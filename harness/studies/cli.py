@@ -17,6 +17,9 @@ from harness.runner import command_line
 from harness.studies.ladder import RELEASES, ladder_names, load_ladder
 from harness.studies.llmd import Options, run_ladder
 from harness.studies.page import render_page
+from harness.studies.prefill import DEFAULT, load_points, measure
+from harness.studies.prefill import as_data as prefill_data
+from harness.studies.prefill import markdown as prefill_markdown
 from harness.studies.sidebyside import arm_table, markdown
 
 app = typer.Typer(no_args_is_help=True, help="Repeat published measurements and compare.")
@@ -42,6 +45,20 @@ def study_list(as_json: AsJson = False) -> None:
     for one in ladders:
         table.add_row(f"harness study llmd {one.name}", one.title, ", ".join(one.arms))
     Console(width=max(120, Console().width)).print(table)
+
+
+@app.command("prefill")
+def study_prefill(
+    name: Annotated[str, typer.Argument(metavar="NAME_OR_FILE", help="A shipped file, or one of your own.")] = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Cold prefill of single requests, point by point, next to published times (seconds; needs nothing)."""
+    file = load_points(name)
+    results = [measure(series) for series in file.series]
+    if as_json:
+        print(json.dumps(prefill_data(file, results), indent=2))
+        return
+    Console(width=max(170, Console().width)).print(Markdown(prefill_markdown(file, results)))
 
 
 @app.command("llmd")
