@@ -131,7 +131,10 @@ def router_choices(experiment: Experiment, wanted: list[str] | None) -> list[str
     """The configs and baselines to compare, each once, checked before anything runs."""
     release = experiment.router.release
     if not wanted:
-        shipped = sorted(path.stem for path in (CONFIGS / release).glob("*.yaml"))
+        cluster = experiment.cluster
+        split = cluster.disaggregation is not None or any(pool.role == "prefill" for pool in cluster.pools)
+        names = sorted(path.stem for path in (CONFIGS / release).glob("*.yaml"))
+        shipped = [name for name in names if name.startswith("pd-") == split]
         if not experiment.cache.publishes_events:  # then these decide as the ones without
             shipped = [name for name in shipped if not name.endswith("-tiers")]
         if not shipped:

@@ -13,25 +13,28 @@ from typing import Any
 
 import polars as pl
 
-from fake_workers.engine.scheduler import SchedulerConfig
 from fake_workers.pricing.node_price import ProfilePrice
-from fake_workers.pricing.profile import StepProfile
 from harness.arms import Arm, differences
 from harness.cache import upstream
 from harness.cache.build import CacheCluster, build_fabric
 from harness.clock import VirtualClock, to_ns
 from harness.collector import RareCollections
+from harness.disagg.build import build_disaggregation, is_split, sides
+from harness.disagg.handoff import Side
+from harness.disagg.replay import Disaggregation
 from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Experiment
+from harness.fabric.flows import Fabric
+from harness.fabric.topology import Topology
 from harness.front_end import FrontEndTimes
 from harness.load.arrivals import session_starts_ns
-from harness.placement import plan_pools, with_nodes
+from harness.placement import PoolPlan, plan_pools, with_nodes
 from harness.progress import Progress
 from harness.results.runinfo import RunInfo
 from harness.results.store import Run, write_comparison, write_run
 from harness.router.select import make_router
 from harness.run_facts import run_info, tier_facts
-from harness.simulation import Simulation, SimulationConfig
+from harness.simulation import GroupKind, Simulation, SimulationConfig
 from harness.usage import Usage, cpu_s
 from harness.workload import Loaded, load_sessions
 
@@ -66,8 +69,8 @@ def run_experiment(
     endpoints = [endpoint for group in groups for endpoint in group]
     model = experiment.model.name or profile.model
     clock = VirtualClock()
-    tiers = _tiers(experiment, clock, profile, engine, model)
-    router = make_router(experiment, endpoints, model, engine, out / "logs")
+    tiers, split, ranks = _below(experiment, pools, clock, model)
+    router = make_router(experiment, endpoints, model, engine, out / "logs", _gpu_blocks(pools))
     starts_ns = session_starts_ns(
         experiment.load, loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
     )
@@ -105,6 +108,9 @@ def run_experiment(
         on_progress,
         clock,
         tiers.nodes if tiers else None,
+        [GroupKind(ProfilePrice(pool.profile), pool.engine) for pool in pools for _ in pool.groups],
+        split,
+        ranks,
     )
     usage = Usage()
     stats: dict[str, Any] = {}
@@ -195,8 +201,30 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _below(
+    experiment: Experiment, pools: list[PoolPlan], clock: VirtualClock, model: str
+) -> tuple[CacheCluster | None, Disaggregation | None, list[list[Side]] | None]:
+    """What lies below the engines on one fabric: cache tiers, the exchange of KV between pools, the groups' GPUs."""
+    split = is_split(pools)
+    if experiment.cache.lmcache is None and not split:
+        return None, None, None
+    gpus = max(pool.gpus_per_node for pool in pools)
+    fabric, topology = build_fabric(clock, experiment.fabric, experiment.cluster.nodes, gpus)
+    exchange = build_disaggregation(experiment, pools, clock, fabric, topology) if split else None
+    ranks = sides(pools, topology) if split else None
+    return _tiers(experiment, clock, pools, model, (fabric, topology)), exchange, ranks
+
+
+def _gpu_blocks(pools: list[PoolPlan]) -> list[int]:
+    return [pool.engine.num_gpu_blocks for pool in pools for _ in pool.endpoints]
+
+
 def _tiers(
-    experiment: Experiment, clock: VirtualClock, profile: StepProfile, engine: SchedulerConfig, model: str
+    experiment: Experiment,
+    clock: VirtualClock,
+    pools: list[PoolPlan],
+    model: str,
+    wires: tuple[Fabric, Topology],
 ) -> CacheCluster | None:
     """The real LMCache below every node, if the experiment wants it."""
     config = experiment.cache.lmcache
@@ -204,15 +232,16 @@ def _tiers(
         return None
     if not upstream.available():
         raise InputError("cache.kind", "LMCache is not installed", "pip install '.[lmcache]' (docs/cache.md)")
-    cluster = experiment.cluster
-    fabric, topology = build_fabric(clock, experiment.fabric, cluster.nodes, cluster.gpus_per_node)
+    if any(len({endpoint.node for endpoint in group}) > 1 for pool in pools for group in pool.groups):
+        raise InputError("cache.kind", "a replica that spans nodes has no node's cache", "leave the cache tiers out")
+    fabric, topology = wires
     return CacheCluster(
         clock,
         config,
-        nodes=cluster.nodes,
-        ranks_per_node=cluster.gpus_per_node // profile.layout.tp,
-        block_tokens=engine.block_tokens,
-        kv_bytes_per_token=profile.kv_bytes_per_token,
+        nodes=experiment.cluster.nodes,
+        ranks_per_node=[pool.gpus_per_node // pool.profile.layout.tp for pool in pools for _ in pool.nodes],
+        block_tokens=pools[0].engine.block_tokens,
+        kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
         model_name=model,
         fabric=fabric,
         topology=topology,
@@ -240,10 +269,11 @@ def check_experiment(experiment: Experiment, workdir: Path) -> None:
     experiment = with_nodes(experiment, pools)
     profile, engine = pools[0].profile, pools[0].engine
     model = experiment.model.name or profile.model
-    tiers = _tiers(experiment, VirtualClock(), profile, engine, model)
+    tiers, _, _ = _below(experiment, pools, VirtualClock(), model)
     if tiers:
         tiers.close()
-    make_router(experiment, [e for pool in pools for e in pool.endpoints], model, engine, workdir)
+    endpoints = [endpoint for pool in pools for endpoint in pool.endpoints]
+    make_router(experiment, endpoints, model, engine, workdir, _gpu_blocks(pools))
 
 
 def compare(arms: Sequence[Arm], out: Path, *, command: str = "") -> list[Run]:

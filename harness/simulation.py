@@ -11,9 +11,11 @@ or a client needs to look.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from fake_workers.engine.blocks import PromptRuns
+from fake_workers.engine.connector import Connector, ConnectorOptions
 from fake_workers.engine.events import KvEvent
 from fake_workers.engine.gauges import Gauges
 from fake_workers.engine.node import EngineStuckError, Node, Outcome, StepPrice
@@ -23,17 +25,23 @@ from harness.cache.base import NODE_DRAM, ExternalCache
 from harness.cache.connector import CacheConnector
 from harness.cache.feed import TierFeed
 from harness.clock import VirtualClock
-from harness.errors import NoProgressError
+from harness.disagg.connector import PdConnector
+from harness.disagg.handoff import Side
+from harness.disagg.replay import Disaggregation, SplitCall
+from harness.errors import ComponentError, NoProgressError
 from harness.front_end import FrontEnd, FrontEndTimes
 from harness.load.prompts import Origins
 from harness.load.session import SessionRun
 from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, CallRecord
 from harness.results.timeline import TimelineRecorder
-from harness.router.base import Endpoint, Router, RouteRequest
+from harness.router.base import Decision, Endpoint, Router, RouteRequest
 from harness.trace.model import Session
 
 _NODE, _CLIENT, _LOAD, _BEGIN = 0, 1, 2, 3
 """Order of events at one time: what engines did, clients giving up, new calls, idle engines that begin with them."""
+
+_PREFILL_STREAM = "#prefill"
+"""Marks the router's request of a prefill phase that is placed on its own."""
 
 
 @dataclass(slots=True)
@@ -55,14 +63,26 @@ class _Open:
     session: SessionRun
     index: int
     request: EngineRequest | None = None
-    routed: bool = False
+    """The request whose tokens the client sees."""
+    split: SplitCall | None = None
+    """The two requests of a call whose prompt is computed elsewhere."""
+    streams: list[str] = field(default_factory=list)
+    """Requests that the router counts as in flight for this call."""
     first_seen_ns: int | None = None
     """When the client saw the first token; with a front end that is later than when the engine had it."""
 
 
 @dataclass(frozen=True, slots=True)
+class GroupKind:
+    """What a lock-step group runs, where not all run the same."""
+
+    price: StepPrice
+    engine: SchedulerConfig
+
+
+@dataclass(frozen=True, slots=True)
 class SimulationConfig:
-    """What the simulation needs of the experiment, in its own units."""
+    """What the simulation needs of the experiment, in its own units. `engine`: of the groups that have no kind."""
 
     engine: SchedulerConfig
     model: str
@@ -108,9 +128,17 @@ class Simulation:
         on_progress: Tick | None = None,
         clock: VirtualClock | None = None,
         caches: Sequence[ExternalCache] | None = None,
+        kinds: Sequence[GroupKind] | None = None,
+        disaggregation: Disaggregation | None = None,
+        sides: Sequence[list[Side]] | None = None,
     ) -> None:
-        """`caches[k]`: the cache tiers of node k, on the same `clock`; None: GPU caches only."""
+        """`caches[k]`: the cache tiers of node k, on the same `clock`; None: GPU caches only. `kinds[g]`: what group g
+        runs (None: `price` and `config.engine`). With `disaggregation` groups exchange KV; `sides[g]`: GPUs of group
+        g's ranks.
+        """
         self.config = config
+        self.disaggregation = disaggregation
+        self._sides = sides
         self.clock = clock or VirtualClock()
         self._caches = caches
         self.router = router
@@ -125,7 +153,10 @@ class Simulation:
         self._open: dict[str, _Open] = {}
         self._shown = [Gauges(0, 0, 0.0) for _ in self.endpoints]
         """What the router was last told of each endpoint."""
-        self.groups = [self._make_group(price, group, g, len(groups)) for g, group in enumerate(groups)]
+        default = GroupKind(price, config.engine)
+        self.groups = [
+            self._make_group(kinds[g] if kinds else default, group, g, len(groups)) for g, group in enumerate(groups)
+        ]
         self._place = {
             endpoint: (group, rank) for group in self.groups for rank, endpoint in enumerate(group.endpoints)
         }
@@ -136,7 +167,7 @@ class Simulation:
         for session, start_ns in zip(sessions, starts_ns, strict=True):
             self.clock.call_at(start_ns, self._begin_session, session, rank=_LOAD)
 
-    def _make_group(self, price: StepPrice, endpoints: list[Endpoint], number: int, groups: int) -> _Group:
+    def _make_group(self, kind: GroupKind, endpoints: list[Endpoint], number: int, groups: int) -> _Group:
         indexes = [endpoint.index for endpoint in endpoints]
         timeline = self.timeline
 
@@ -146,29 +177,35 @@ class Simulation:
             timeline.level(indexes[rank], end, 0, 0, 0.0)
 
         interval = self.config.scrape_interval_ns
-        connector = self._connector(endpoints, lambda: group)
+        connector, attach = self._connector(endpoints, number, lambda: group)
         node = Node(
-            price,
-            self.config.engine,
+            kind.price,
+            kind.engine,
             len(endpoints),
             leaping=self.config.leaping,
             keep_events=self.router.reads_kv_events,
             history_ns=2 * interval,
             observer=observe,
             connector=connector,
+            connector_options=self._connector_options(),
         )
-        if connector is not None:
-            connector.attach(node)
+        attach(node)
         # scrapes of different workers are spread over the interval, as independent tickers are
         group = _Group(node, indexes, number * interval // groups)
         return group
 
-    def _connector(self, endpoints: list[Endpoint], group: Callable[[], _Group]) -> CacheConnector | None:
-        """Puts the machine's cache tiers below a group's engines; what the tiers say reaches the group through it."""
-        if self._caches is None:
+    def _connector_options(self) -> ConnectorOptions | None:
+        if self.disaggregation is None:
             return None
-        machine = endpoints[0].node
-        first = min(endpoint.index for endpoint in self.endpoints if endpoint.node == machine)
+        return ConnectorOptions(kv_load_failure_policy=self.disaggregation.kv.config.load_failure_policy)
+
+    def _connector(
+        self, endpoints: list[Endpoint], number: int, group: Callable[[], _Group]
+    ) -> tuple[Connector | None, Callable[[Node], None]]:
+        """What lies below a group's engines, and how it is told their node: cache tiers, KV exchange, both or nothing.
+
+        What it says reaches the group through the two functions that it is given.
+        """
 
         def bring() -> None:
             self._advance(group(), self.clock.now_ns)
@@ -177,8 +214,25 @@ class Simulation:
             self._stirred[group().endpoints[0]] = group()
             self._arm(group())
 
-        cache = self._caches[machine]
-        return CacheConnector(cache, self.clock, bring, stirred, first_rank=endpoints[0].index - first)
+        tiers: CacheConnector | None = None
+        if self._caches is not None:
+            machine = endpoints[0].node
+            first = min(endpoint.index for endpoint in self.endpoints if endpoint.node == machine)
+            first_rank = endpoints[0].index - first
+            tiers = CacheConnector(self._caches[machine], self.clock, bring, stirred, first_rank=first_rank)
+        shared = self.disaggregation
+        if shared is None or self._sides is None:
+            return tiers, (lambda node: None) if tiers is None else tiers.attach
+        exchange = PdConnector(shared.kv, self.clock, bring, stirred, self._sides[number], tiers)
+        for rank, endpoint in enumerate(endpoints):
+            shared.connectors[endpoint.index] = (exchange, rank)
+
+        def attach(node: Node) -> None:
+            exchange.attach(node)
+            if tiers is not None:
+                tiers.attach(exchange)
+
+        return exchange, attach
 
     # ------------------------------------------------------------------ running
 
@@ -201,8 +255,7 @@ class Simulation:
         finally:
             self._close_counts()
             for opened in self._open.values():
-                if opened.request is not None:
-                    self._copy_progress(opened)
+                self._copy_progress(opened)
         if until is None and self._open:
             first = next(iter(self._open))
             raise NoProgressError(
@@ -285,18 +338,28 @@ class Simulation:
         if record.call_id not in self._open:
             return
         now = self.clock.now_ns
-        if opened.request is not None and record.endpoint is not None:
-            group, rank = self._place[record.endpoint]
+        for endpoint, request in self._requests(opened):
+            group, rank = self._place[endpoint]
             self._advance(group, now)
             if record.call_id not in self._open:
                 return
-            if not opened.request.finished:
-                group.node.abort(rank, opened.request)
-            self._arm(group)
-            self._copy_progress(opened)
-        if opened.routed:
-            self.router.abort(record.call_id)
+            if not request.finished:
+                group.node.abort(rank, request)
+                self._arm(group)
+        if opened.split is not None:
+            opened.split.abandon()
+        self._copy_progress(opened)
+        self._leave_router(opened)
         self._end(opened, TIMED_OUT, now, "client time-out")
+
+    @staticmethod
+    def _requests(opened: _Open) -> list[tuple[int, EngineRequest]]:
+        """The call's requests in engines, with their endpoints."""
+        if opened.split is not None:
+            return list(opened.split.legs())
+        if opened.request is None or opened.record.endpoint is None:
+            return []
+        return [(opened.record.endpoint, opened.request)]
 
     # ------------------------------------------------------------------ routing
 
@@ -313,27 +376,60 @@ class Simulation:
             what = f"{record.input_tokens} + {record.requested_output_tokens} tokens exceed {engine.max_model_len}"
             return self._end(opened, REJECTED, now, what)
         runs = opened.session.prompts.runs(opened.index)
+        make = partial(self._request, opened, runs)
+        phase = self.router.phase_header
+        if phase is not None:
+            # the coordinator: one request through the gateway per phase, decode is placed when prefill has ended
+            decision = self._decide(opened, runs, _PREFILL_STREAM, {phase: "prefill"})
+            if decision is not None:
+                record.routed_ns = now
+                assert decision.endpoint is not None
+                self._split(opened, make, decision.endpoint, partial(self._place_decode, opened, runs, phase))
+            return
+        decision = self._decide(opened, runs)
+        if decision is None:
+            return
+        record.routed_ns = now
+        chosen = self._placed(opened, runs, decision)
+        if decision.prefill_endpoint is None:
+            opened.request = make(record.requested_output_tokens)
+            self._submit(chosen, opened.request)
+        else:
+            self._split(opened, make, decision.prefill_endpoint, lambda: chosen)
+
+    def _decide(
+        self, opened: _Open, runs: PromptRuns, stream: str = "", headers: dict[str, str] | None = None
+    ) -> Decision | None:
+        """Ask the router, brought up to now; None: it refused, and the call has ended."""
+        record = opened.record
+        now = self.clock.now_ns
         self._inform_router(now)
-        decision = self.router.decide(
-            RouteRequest(
-                request_id=record.call_id,
-                session_id=record.session,
-                model=self.config.model,
-                runs=list(runs),
-                prompt_tokens=record.input_tokens,
-                output_tokens=record.requested_output_tokens,
-            )
+        request = RouteRequest(
+            request_id=record.call_id + stream,
+            session_id=record.session,
+            model=self.config.model,
+            runs=list(runs),
+            prompt_tokens=record.input_tokens,
+            output_tokens=record.requested_output_tokens,
+            headers=headers or {},
         )
+        decision = self.router.decide(request)
         record.router_status = decision.status
         if decision.endpoint is None:
-            return self._end(opened, FAILED, now, f"router: {decision.status} {decision.message}".strip())
-        opened.routed = True
-        record.routed_ns = now
+            self._end(opened, FAILED, now, f"router: {decision.status} {decision.message}".strip())
+            return None
+        opened.streams.append(request.request_id)
+        return decision
+
+    def _placed(self, opened: _Open, runs: PromptRuns, decision: Decision) -> int:
+        """Notes where the answer will be generated, and how much of the prompt is cached there."""
+        record = opened.record
+        assert decision.endpoint is not None
         record.endpoint = decision.endpoint
         record.node = self.endpoints[decision.endpoint].node
         record.believed_share = decision.believed_share
         group, rank = self._place[decision.endpoint]
-        self._advance(group, now)
+        self._advance(group, self.clock.now_ns)
         blocks = runs[-1][2] if runs else 0
         engine_rank = group.node.ranks[rank]
         held = engine_rank.truly_held(runs)
@@ -342,32 +438,69 @@ class Simulation:
         # in the router's own blocks, so that the gap shows what it did not know and not how coarsely it looks
         ratio = self._blocks_per_router_block
         record.held_share = (held // ratio) / (blocks // ratio) if blocks >= ratio else 0.0
-        taken_ns = now
-        if self._front_end is not None:
-            taken_ns = self._front_end.reaches_engine_ns(now, decision.endpoint, record.input_tokens)
-        if taken_ns > now:
-            self.clock.call_at(taken_ns, self._submit, opened, runs, rank=_LOAD)
-        else:
-            self._submit(opened, runs)
+        return decision.endpoint
 
-    def _submit(self, opened: _Open, runs: PromptRuns) -> None:
-        """The chosen engine takes the call in."""
-        record = opened.record
-        if record.call_id not in self._open:
-            return
-        assert record.endpoint is not None
-        now = self.clock.now_ns
-        group, rank = self._place[record.endpoint]
-        self._advance(group, now)
-        opened.request = EngineRequest(
-            request_id=record.call_id,
+    def _place_decode(self, opened: _Open, runs: PromptRuns, phase: str) -> int | None:
+        """The coordinator's second phase."""
+        decision = self._decide(opened, runs, "", {phase: "decode"})
+        return None if decision is None else self._placed(opened, runs, decision)
+
+    def _split(
+        self,
+        opened: _Open,
+        make: Callable[[int], EngineRequest],
+        prefill_endpoint: int,
+        decode_endpoint: Callable[[], int | None],
+    ) -> None:
+        """The call's prompt is computed at one endpoint, its answer generated at another."""
+        if self.disaggregation is None:
+            raise ComponentError("router", "chose a prefill worker in a cluster that has none")
+        opened.split = SplitCall(
+            self.disaggregation,
+            opened.record,
+            self.config.model,
+            make,
+            self._submit,
+            prefill_endpoint,
+            decode_endpoint,
+        )
+        opened.split.start()
+
+    def _leave_router(self, opened: _Open) -> None:
+        """The router is to count the call no longer."""
+        for stream in opened.streams:
+            self.router.abort(stream)
+        opened.streams.clear()
+
+    def _request(self, opened: _Open, runs: PromptRuns, output_tokens: int) -> EngineRequest:
+        """An engine request of a call, arriving now."""
+        return EngineRequest(
+            request_id=opened.record.call_id,
             origin=opened.session.prompts.origin(opened.index),
             runs=runs,
-            prompt_tokens=record.input_tokens,
-            output_tokens=record.requested_output_tokens,
-            arrival_ns=now,
+            prompt_tokens=opened.record.input_tokens,
+            output_tokens=output_tokens,
+            arrival_ns=self.clock.now_ns,
         )
-        group.node.submit(rank, opened.request)
+
+    def _submit(self, endpoint: int, request: EngineRequest) -> None:
+        """A request reaches an endpoint's server now, and its engine when the server is done with it."""
+        now = taken_ns = self.clock.now_ns
+        if self._front_end is not None:
+            taken_ns = self._front_end.reaches_engine_ns(now, endpoint, request.prompt_tokens)
+        if taken_ns > now:
+            self.clock.call_at(taken_ns, self._take_in, endpoint, request, rank=_LOAD)
+        else:
+            self._take_in(endpoint, request)
+
+    def _take_in(self, endpoint: int, request: EngineRequest) -> None:
+        """The engine takes a request in."""
+        if request.request_id not in self._open:
+            return  # its client gave up meanwhile
+        request.arrival_ns = self.clock.now_ns
+        group, rank = self._place[endpoint]
+        self._advance(group, self.clock.now_ns)
+        group.node.submit(rank, request)
         self._stirred[group.endpoints[0]] = group
         self._arm(group)
 
@@ -415,7 +548,14 @@ class Simulation:
         """Bring a group up to now and pass on what its clients saw."""
         for outcome in group.node.advance(now, begin):
             opened = self._open.get(outcome.request.request_id)
-            if opened is None or opened.request is not outcome.request:
+            if opened is None:
+                continue
+            if opened.split is not None:
+                if outcome.request is opened.split.prefill:
+                    self._prefill_ended(opened, outcome)
+                    continue
+                opened.request = opened.split.decode
+            if opened.request is not outcome.request:
                 continue
             if self._front_end is None:
                 self._deliver(opened, outcome, outcome.t_ns)
@@ -434,12 +574,28 @@ class Simulation:
             self.router.first_token(record.call_id)
         if outcome.done and request.failed:
             self._copy_progress(opened)
-            self.router.abort(record.call_id)
+            self._leave_router(opened)
             self._end(opened, FAILED, t_ns, "a KV load failed (vLLM answers 500)")
         elif outcome.done:
             self._copy_progress(opened)
             self.router.finish(record.call_id, record.input_tokens, record.gpu_tokens, record.output_tokens)
             self._end(opened, COMPLETED, t_ns)
+
+    def _prefill_ended(self, opened: _Open, outcome: Outcome) -> None:
+        """The prefill request of a split call has come to its end."""
+        assert opened.split is not None
+        if not outcome.done:
+            return
+        stream = opened.record.call_id + _PREFILL_STREAM
+        if stream in opened.streams:
+            opened.streams.remove(stream)
+            request = outcome.request
+            self.router.finish(stream, request.prompt_tokens, request.hit_tokens or 0, request.outputs)
+        failure = opened.split.prefill_ended()
+        if failure is not None:
+            self._copy_progress(opened)
+            self._leave_router(opened)
+            self._end(opened, FAILED, outcome.t_ns, failure)
 
     def _arm(self, group: _Group) -> None:
         """Wake up at the group's next event that a client may see."""
@@ -465,23 +621,27 @@ class Simulation:
     @staticmethod
     def _copy_progress(opened: _Open) -> None:
         record, request = opened.record, opened.request
-        assert request is not None
-        record.admitted_ns = request.admitted_ns
+        if opened.split is not None:
+            opened.split.copy_progress()
+            request = opened.split.prefill
+        elif request is not None:
+            record.admitted_ns = request.admitted_ns
+            record.output_tokens = request.outputs
+            record.preemptions = request.preemptions
+            record.restore_ns = request.restore_ns
         record.first_token_ns = opened.first_seen_ns
-        record.output_tokens = request.outputs
-        record.preemptions = request.preemptions
-        record.restore_ns = request.restore_ns
-        if request.hit_tokens is not None and request.first_token_ns is not None:
-            record.gpu_tokens = request.hit_tokens
-            record.computed_tokens = request.prompt_tokens - request.hit_tokens
-            for tier, tokens in (request.external_by_tier or {}).items():
-                # the last prompt token is always computed, and loads after a preemption bring nothing twice
-                taken = min(tokens, record.computed_tokens - 1)
-                if tier == NODE_DRAM:
-                    record.dram_tokens += taken
-                else:
-                    record.shared_tokens += taken
-                record.computed_tokens -= taken
+        if request is None or request.hit_tokens is None or request.first_token_ns is None:
+            return
+        record.gpu_tokens = request.hit_tokens
+        record.computed_tokens = request.prompt_tokens - request.hit_tokens
+        for tier, tokens in (request.external_by_tier or {}).items():
+            # the last prompt token is always computed, and loads after a preemption bring nothing twice
+            taken = min(tokens, record.computed_tokens - 1)
+            if tier == NODE_DRAM:
+                record.dram_tokens += taken
+            else:
+                record.shared_tokens += taken
+            record.computed_tokens -= taken
 
     def _end(self, opened: _Open, outcome: str, t_ns: int, message: str = "") -> None:
         record = opened.record

@@ -65,6 +65,26 @@ class Connector(Protocol):
         """
 
 
+class EngineSide(Protocol):
+    """What a connector tells its node (see Node)."""
+
+    def load_ended(
+        self,
+        rank: int,
+        request: EngineRequest,
+        tokens: int | None = None,
+        failed: bool = False,
+        by_tier: dict[str, int] | None = None,
+    ) -> None:
+        """A load ends now."""
+
+    def blocks_released(self, rank: int, request: EngineRequest) -> None:
+        """The blocks of a finished request may go."""
+
+    def lookup_ready(self) -> None:
+        """A lookup would answer something else now."""
+
+
 @dataclass(slots=True)
 class Transfer:
     """State of one request towards the connector."""

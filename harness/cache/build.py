@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from harness.cache import upstream
@@ -56,7 +57,7 @@ class CacheCluster:
         config: CacheConfig,
         *,
         nodes: int,
-        ranks_per_node: int,
+        ranks_per_node: int | Sequence[int],
         block_tokens: int,
         kv_bytes_per_token: int,
         model_name: str,
@@ -84,7 +85,8 @@ class CacheCluster:
         make_key = key_maker(model_name.replace("@", "_"))
         self.keys: ChunkKeys[Any] = ChunkKeys(config.chunk_size // block_tokens, make_key)
         capacity = int(config.l1_size_gb * GIB // self.chunk_bytes)
-        if capacity < 2 or (config.mode == "inproc" and capacity < 2 * ranks_per_node):
+        ranks = [ranks_per_node] * nodes if isinstance(ranks_per_node, int) else list(ranks_per_node)
+        if capacity < 2 or (config.mode == "inproc" and capacity < 2 * max(ranks)):
             raise InputError(
                 "cache.l1_size_gb",
                 f"{config.l1_size_gb} GiB hold {capacity} chunks of {self.chunk_bytes} bytes",
@@ -111,7 +113,7 @@ class CacheCluster:
             "config": config.model_dump(mode="json"),
         }
         self.nodes: list[Any] = []
-        paths = [None if topology is None else NodePaths(topology, node, ranks_per_node) for node in range(nodes)]
+        paths = [None if topology is None else NodePaths(topology, node, ranks[node]) for node in range(nodes)]
         for node in range(nodes):
             if config.mode == "inproc":
                 from harness.cache.inproc import InprocNode
@@ -124,8 +126,8 @@ class CacheCluster:
                     wires=wires,
                     paths=paths[node],
                     node=node,
-                    ranks=ranks_per_node,
-                    capacity=capacity // ranks_per_node,
+                    ranks=ranks[node],
+                    capacity=capacity // ranks[node],
                     block_tokens=block_tokens,
                     kv_bytes_per_token=kv_bytes_per_token,
                     model_name=model_name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fake_workers.engine.node import Node
+from fake_workers.engine.connector import EngineSide
 from fake_workers.engine.request import EngineRequest
 from harness.cache.base import CacheRequest, ExternalCache, LoadResult
 from harness.clock import VirtualClock
@@ -34,14 +34,14 @@ class CacheConnector:
         self.clock = clock
         self._bring = bring
         self._stirred = stirred
-        self._node: Node | None = None
+        self._node: EngineSide | None = None
         self._known: dict[EngineRequest, CacheRequest] = {}
         self._loading: dict[EngineRequest, object] = {}
         self.load_bytes = 0
         """Bytes that ended loads brought to GPUs."""
         self.failed_loads = 0
 
-    def attach(self, node: Node) -> None:
+    def attach(self, node: EngineSide) -> None:
         """The node whose engines call."""
         self._node = node
 

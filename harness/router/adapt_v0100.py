@@ -144,9 +144,12 @@ def _timers(doc: Document, out: Adapted) -> None:
 def _prefix(doc: Document, coupling: Coupling, out: Adapted) -> None:
     precise = doc.by_type(plugins.PRECISE_PRODUCER, plugins.PRECISE_LEGACY)
     approximate = _approximate_producers(doc)
-    counts = doc.has(*plugins.TOKEN_COUNTERS) or any(
+    counts = doc.has(*(t for t in plugins.TOKEN_COUNTERS if t != plugins.PD_DECIDER)) or any(
         float((p.get("parameters") or {}).get("matchLengthWeight") or 0) > 0 for p in doc.by_type(plugins.PREFIX_SCORER)
     )
+    # with approximate prefixes, or none, the decider sees the prompt as it is
+    deciders = doc.by_type(plugins.PD_DECIDER)
+    counts = counts or (bool(deciders) and not precise)
     real = bool(approximate) or counts
     out.reads_kv_events, out.approximate = bool(precise), bool(approximate)
     for plugin in doc.by_type(*plugins.IN_FLIGHT_TOKENS):
@@ -156,6 +159,9 @@ def _prefix(doc: Document, coupling: Coupling, out: Adapted) -> None:
         )
     for plugin in precise:
         _precise(doc, plugin, coupling, out, real)
+    if precise and not real:
+        for plugin in deciders:
+            _decide_in_blocks(doc, plugin, coupling, out)
     if precise:
         for plugin in doc.by_type("token-producer", "tokenizer"):
             plugin["type"], plugin["parameters"] = "token-producer", {"estimate": {}}
@@ -226,6 +232,28 @@ def _precise(doc: Document, plugin: Json, coupling: Coupling, out: Adapted, real
         parameters["speculativeTTL"] = FOREVER
         out.added.append(f"{name}: speculativeTTL out of reach (it runs on the wall clock)")
     note_pod_cache(indexer, name, coupling, out)
+
+
+def _decide_in_blocks(doc: Document, plugin: Json, coupling: Coupling, out: Adapted) -> None:
+    """The decider's thresholds in router blocks, as the prompt it sees has one token id per block.
+
+    A prompt of n whole blocks and a rest lacks t tokens or more, of which h blocks are cached, exactly if n - h reaches
+    t / block, where that is a whole number; else the threshold is rounded up to whole blocks.
+    """
+    size, parameters = coupling.router_block_tokens, doc.parameters(plugin)
+    words = []
+    for name in ("nonCachedTokens", "promptTokens"):
+        tokens = int(parameters.get(name) or 0)
+        if tokens:
+            parameters[name] = -(-tokens // size)
+            words.append(f"{name} {parameters[name]} stands for {tokens} tokens")
+            if tokens % size:
+                out.notes.append(
+                    f"{plugin_name(plugin)}: {name} {tokens} is no multiple of the router's block of {size} tokens "
+                    f"and was rounded up to {parameters[name] * size} (router.block_tokens)"
+                )
+    if words:
+        out.added.append(f"{plugin_name(plugin)}: {', '.join(words)}, in router blocks of {size}")
 
 
 def one_token_per_block(coupling: Coupling) -> str:

@@ -47,6 +47,8 @@ class Decision:
     status: int = 200
     message: str = ""
     response_headers: dict[str, str] = field(default_factory=dict)
+    prefill_endpoint: int | None = None
+    """Where the prompt is to be computed, if elsewhere (x-prefiller-host-port)."""
 
 
 class Router(Protocol):
@@ -55,6 +57,10 @@ class Router(Protocol):
     @property
     def reads_kv_events(self) -> bool:
         """Whether KV events reach it."""
+
+    @property
+    def phase_header(self) -> str | None:
+        """Header that names the phase (prefill, decode), where each has a decision of its own; else None."""
 
     @property
     def reads_gauges(self) -> bool:

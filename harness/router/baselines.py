@@ -25,17 +25,21 @@ class BaselineRouter:
     reads_kv_events = False
     reads_gauges = False
     blocks_per_router_block = 1
+    phase_header: str | None = None
 
     def __init__(self, kind: str, endpoints: list[Endpoint], seed: int) -> None:
         if kind not in BASELINES:
             raise ValueError(f"unknown baseline {kind}")
         self.kind = kind
-        self._count = len(endpoints)
+        # with roles, the policy is applied among those that decode and again among those that prefill
+        roles = [endpoint.labels.get("llm-d.ai/role", "") for endpoint in endpoints]
+        self._decoders = [i for i, role in enumerate(roles) if role != "prefill"]
+        self._prefillers = [i for i, role in enumerate(roles) if role == "prefill"]
         self._rng = random.Random(f"baseline/{seed}")
-        self._turn = 0
-        self._in_flight = [0] * self._count
-        self._placed: dict[str, int] = {}
-        self._home: dict[str, int] = {}
+        self._turns: dict[int, int] = {}
+        self._in_flight = [0] * len(endpoints)
+        self._placed: dict[str, list[int]] = {}
+        self._home: dict[tuple[int, str], int] = {}
         self._decisions = 0
 
     def start(self) -> None:
@@ -50,20 +54,26 @@ class BaselineRouter:
     def decide(self, request: RouteRequest) -> Decision:
         """Place the call."""
         self._decisions += 1
+        choice = self._choose(self._decoders, request.session_id)
+        prefill = self._choose(self._prefillers, request.session_id) if self._prefillers else None
+        placed = [choice] if prefill is None else [choice, prefill]
+        for endpoint in placed:
+            self._in_flight[endpoint] += 1
+        self._placed[request.request_id] = placed
+        return Decision(choice, prefill_endpoint=prefill)
+
+    def _choose(self, among: list[int], session_id: str) -> int:
         if self.kind == "round_robin":
-            choice = self._turn % self._count
-            self._turn += 1
-        elif self.kind == "random":
-            choice = self._rng.randrange(self._count)
-        elif self.kind == "least_loaded":
-            choice = self._least_loaded()
-        else:
-            home = self._home.get(request.session_id)
-            choice = self._least_loaded() if home is None else home
-            self._home[request.session_id] = choice
-        self._in_flight[choice] += 1
-        self._placed[request.request_id] = choice
-        return Decision(choice)
+            turn = self._turns[among[0]] = self._turns.get(among[0], -1) + 1
+            return among[turn % len(among)]
+        if self.kind == "random":
+            return among[self._rng.randrange(len(among))]
+        if self.kind == "least_loaded":
+            return self._least_loaded(among)
+        home = self._home.get((among[0], session_id))
+        if home is None:
+            home = self._home[among[0], session_id] = self._least_loaded(among)
+        return home
 
     def first_token(self, request_id: str) -> dict[str, str]:
         """No headers."""
@@ -71,12 +81,13 @@ class BaselineRouter:
 
     def finish(self, request_id: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, str]:
         """The call is no longer in flight."""
-        self._in_flight[self._placed.pop(request_id)] -= 1
+        self.abort(request_id)
         return {}
 
     def abort(self, request_id: str) -> None:
         """The call is no longer in flight."""
-        self._in_flight[self._placed.pop(request_id)] -= 1
+        for endpoint in self._placed.pop(request_id):
+            self._in_flight[endpoint] -= 1
 
     def identity(self) -> dict[str, Any]:
         """Marked as a baseline of the harness."""
@@ -97,6 +108,6 @@ class BaselineRouter:
     def stop(self) -> None:
         """Nothing to stop."""
 
-    def _least_loaded(self) -> int:
-        least = min(self._in_flight)
-        return self._rng.choice([i for i, n in enumerate(self._in_flight) if n == least])
+    def _least_loaded(self, among: list[int]) -> int:
+        least = min(self._in_flight[i] for i in among)
+        return self._rng.choice([i for i in among if self._in_flight[i] == least])

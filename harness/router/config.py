@@ -100,6 +100,8 @@ class Adapted:
     match_block_tokens: int = 0
     """Tokens per block in which the prefix scorer counts."""
     session_header: str | None = None
+    phase_header: str | None = None
+    """Header that names the profile to run, where the config has one decision per phase."""
     flow_control: bool = False
 
     @property
@@ -252,6 +254,9 @@ def adapt(document: Json, where: str, coupling: Coupling) -> Adapted:
         adapted.not_simulated.append(
             "flowControl: a request that the router holds back would wait for virtual time, which stands still"
         )
+    handler = next(iter(doc.by_type(plugins.HEADER_HANDLER)), None)
+    if handler is not None:
+        adapted.phase_header = str((handler.get("parameters") or {}).get("headerName") or "EPP-Profile").strip()
     adapted.reads_gauges = adapted.flow_control or doc.has(*plugins.GAUGE_READERS)
     if coupling.release == "v0.7.1":
         adapt_v071.adapt(doc, coupling, adapted)

@@ -15,6 +15,7 @@ from fake_workers.api import metrics
 from fake_workers.api.kv_events import EventsWire
 from fake_workers.engine.events import KvEvent, Stored, TierEvent
 from fake_workers.engine.gauges import Gauges
+from harness.disagg.sidecar import PREFILLER
 from harness.errors import ComponentError, InputError
 from harness.router import adapt_v0100, adapt_v071, config, prompts
 from harness.router.barriers import IndexUpdateBarrier, KvEventBarrier
@@ -77,6 +78,7 @@ class LlmdRouter:
         unmodified: bool | None = None,
         provenance_note: str = "",
         tier_events: bool = False,
+        gpu_blocks: Sequence[int] | None = None,
     ) -> None:
         discovery = discovery or ("kubernetes" if release == "v0.7.1" else "file")
         check(release, discovery, endpoints, block_tokens, router_block_tokens, bool(objectives or rewrites))
@@ -84,7 +86,8 @@ class LlmdRouter:
         self._provenance_note = provenance_note
         self._unmodified, self._events_wire, self._model = unmodified, events_wire, model
         self._endpoints = list(endpoints)
-        self._block_tokens, self._num_gpu_blocks = block_tokens, num_gpu_blocks
+        self._block_tokens = block_tokens
+        self._gpu_blocks = list(gpu_blocks or [num_gpu_blocks] * len(endpoints))
         self._discovery = discovery
         self._granularity = Granularity((router_block_tokens or block_tokens) // block_tokens, tier_events)
         workdir = workdir.resolve()
@@ -157,6 +160,11 @@ class LlmdRouter:
     def blocks_per_router_block(self) -> int:
         """Engine blocks in one block of the router's precise prefix scoring."""
         return self._granularity.factor if self.reads_kv_events else 1
+
+    @property
+    def phase_header(self) -> str | None:
+        """Header that names the phase, where every phase of a call has a decision of its own."""
+        return self._adapted.phase_header
 
     @property
     def pid(self) -> int:
@@ -363,7 +371,7 @@ class LlmdRouter:
             gauges,
             model=self._model,
             block_tokens=self._block_tokens,
-            num_gpu_blocks=self._num_gpu_blocks,
+            num_gpu_blocks=self._gpu_blocks[index],
             extra=extra,
         )
 
@@ -381,6 +389,10 @@ class LlmdRouter:
         if index is None:
             raise ComponentError("router", f"chose {answer.destinations}, which is none of the workers")
         self._open[request.request_id] = _Open(index, request.session_id)
+        prefiller = answer.headers.get(PREFILLER)
+        prefill = None if prefiller is None else self._by_address.get(prefiller.split(",")[0].strip())
+        if prefiller is not None and prefill is None:
+            raise ComponentError("router", f"chose the prefill worker {prefiller}, which is none of the workers")
         share = None
         if self._adapted.prefix is not None:
             share = self._believed_share(prompt, answer, index, token)
@@ -389,7 +401,7 @@ class LlmdRouter:
         self._tie_break.chosen(index)
         self._rank_due = True
         self._index_update_due = self._adapted.approximate
-        return Decision(index, share, 200, "", answer.headers)
+        return Decision(index, share, 200, "", answer.headers, prefill)
 
     def _believed_share(self, prompt: prompts.Prompt, answer: Answer, index: int, token: str | None) -> float | None:
         if prompt.blocks == 0:

@@ -53,6 +53,12 @@ TOKEN_COUNTERS = (
 )
 """Plugins whose answer depends on how many tokens or bytes a prompt has: they must see real-sized prompts."""
 
+PD_DECIDER = "prefix-based-pd-decider"
+"""Compares tokens that the decode worker lacks with a threshold: it can count in blocks as well (adapt_v0100)."""
+
+HEADER_HANDLER = "header-profile-handler"
+"""Runs the profile that a request header names: the coordinator's way of disaggregation, one decision per phase."""
+
 IN_FLIGHT_TOKENS = ("concurrency-detector", "token-load-scorer")
 """Plugins that count the prompt tokens in flight."""
 

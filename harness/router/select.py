@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from fake_workers.engine.scheduler import SchedulerConfig
@@ -33,9 +34,17 @@ def config_path(name_or_path: str, release: str) -> Path:
 
 
 def make_router(
-    experiment: Experiment, endpoints: list[Endpoint], model: str, engine: SchedulerConfig, workdir: Path
+    experiment: Experiment,
+    endpoints: list[Endpoint],
+    model: str,
+    engine: SchedulerConfig,
+    workdir: Path,
+    gpu_blocks: Sequence[int] | None = None,
 ) -> Router:
-    """Not started yet. The real router's program is obtained here (path, cache, image or build)."""
+    """Not started yet. The real router's program is obtained here (path, cache, image or build).
+
+    `gpu_blocks`: KV blocks of each endpoint, where they differ from `engine`'s.
+    """
     wanted = experiment.router
     if wanted.kind != "llm-d":
         return BaselineRouter(wanted.kind, endpoints, experiment.seed)
@@ -63,6 +72,7 @@ def make_router(
         unmodified=binary.unmodified,
         provenance_note=binary.note,
         tier_events=experiment.cache.publishes_events,
+        gpu_blocks=gpu_blocks,
     )
 
 

@@ -72,8 +72,11 @@ def test_shipped_configs_keep_plugins_order_and_weights(path: Path) -> None:
     extra = set(now) - set(given)
     assert all((now[n] or 0) <= 1e-6 for n in extra)
     assert result.reads_gauges
-    assert result.reads_kv_events == path.stem.startswith("precise")
-    assert result.prefix == {"precise": "precise", "approximate": "approximate"}.get(path.stem.removesuffix("-tiers"))
+    kinds = {"precise": "precise", "precise-tiers": "precise", "approximate": "approximate"}
+    kinds["pd-prefix"] = "precise" if path.parent.name == "v0.10.0" else "approximate"
+    assert result.reads_kv_events == (kinds.get(path.stem) == "precise")
+    assert result.prefix == kinds.get(path.stem)
+    assert result.phase_header == ("EPP-Profile" if path.stem == "pd-coordinator" else None)
     assert result.session_header == ("x-session-token" if path.stem == "session" else None)
     assert not result.not_simulated
     assert result.tier_weights == ({"gpu": 1.0, "cpu": 0.4} if path.stem == "precise-tiers" else None)
@@ -334,3 +337,16 @@ def test_parameters_that_are_no_mapping() -> None:
     broken = [{"type": "precise-prefix-cache-producer", "parameters": [1]}, {"type": "prefix-cache-scorer"}]
     with pytest.raises(InputError, match="parameters"):
         adapted("v0.10.0", broken, {"prefix-cache-scorer": 1})
+
+
+@pytest.mark.parametrize("block, threshold, noted", [(64, 8, False), (256, 2, False), (192, 3, True)])
+def test_the_pd_decider_counts_in_router_blocks_where_the_prompt_does(block: int, threshold: int, noted: bool) -> None:
+    path = CONFIGS / "v0.10.0" / "pd-prefix.yaml"
+    _, document = config.load(path)
+    coupled = coupling("v0.10.0")
+    coupled.router_block_tokens = block
+    result = config.adapt(document, str(path), coupled)
+    assert plugin(result, "prefix-based-pd-decider")["parameters"] == {"nonCachedTokens": threshold}
+    assert result.prompt_form is config.PromptForm.BLOCK_IDS
+    assert any("rounded up" in note for note in result.notes) == noted
+    assert any("stands for 512 tokens" in line for line in result.added)
