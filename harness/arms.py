@@ -94,7 +94,7 @@ def parse_arm(text: str) -> tuple[str, dict[str, Any] | None]:
     if not colon:
         return name, None
     settings: dict[str, Any] = {}
-    for part in _split(rest):
+    for part in split_values(rest):
         field_name, sign, raw = part.partition("=")
         if not sign or not field_name.strip():
             raise InputError(
@@ -107,7 +107,7 @@ def parse_arm(text: str) -> tuple[str, dict[str, Any] | None]:
     return name, settings
 
 
-def _split(text: str) -> list[str]:
+def split_values(text: str) -> list[str]:
     """At commas that stand outside brackets, braces and quotes."""
     parts, depth, quote, escaped = [""], 0, "", False
     for char in text:

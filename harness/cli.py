@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from harness.results.summary import to_json
 from harness.results.table import print_table
 from harness.router.cli import app as router_app
 from harness.studies.cli import app as study_app
+from harness.sweep.cli import capacity, sweep
 from harness.trace.cli import app as trace_app
 
 app = typer.Typer(
@@ -38,6 +38,8 @@ app.add_typer(trace_app, name="trace")
 app.add_typer(study_app, name="study")
 app.add_typer(profile_app, name="profile")
 app.command("doctor")(doctor)
+app.command("sweep")(sweep)
+app.command("capacity")(capacity)
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="Experiment file.")]
 TraceFile = Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead.")]
@@ -162,8 +164,7 @@ def profile_build(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: one clear line on standard error for every foreseen failure, with the contract's exit code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    runner.hear_signals()
     try:
         app(args=list(arguments) if arguments is not None else None, standalone_mode=True)
     except HarnessError as error:
@@ -176,11 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-def _interrupt(number: int, frame: object) -> None:
-    """SIGTERM and SIGHUP end a command as Ctrl-C does: with what it has."""
-    raise KeyboardInterrupt
 
 
 def _printable(text: str) -> str:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TextIO
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -26,6 +26,19 @@ def clock(seconds: float) -> str:
     if hours:
         return f"{hours}:{minutes:02}:{rest:02}"
     return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
+
+
+class ProgressSink(Protocol):
+    """What a run tells of how far it is."""
+
+    def update(self, done: int, virtual_ns: int) -> None:
+        """`done` calls have ended, the virtual clock stands at `virtual_ns`."""
+
+    def close(self, note: str = "") -> None:
+        """The run ended; safe to call twice."""
+
+    def cancel(self) -> None:
+        """Nothing came of the run."""
 
 
 class Progress:
@@ -78,7 +91,7 @@ class Progress:
         share = f"{100 * self._done / self.total:.0f} %" if self.total else "-"
         parts = [
             f"{self.label}: {self._done:,}/{self.total:,} calls ({share})",
-            f"virtual {clock(self._virtual_ns / 1e9)}",
+            *([f"virtual {clock(self._virtual_ns / 1e9)}"] if self._virtual_ns else []),
             f"{pace:,.0f} calls/s",
             f"wall {clock(wall)}",
         ]
@@ -95,8 +108,8 @@ class Progress:
             self._live.stop()
             self._live = None
         self._say(
-            f"{self.label}: {self._done:,} calls in {clock(wall)} ({self._done / wall:,.0f} calls/s),"
-            f" virtual {clock(self._virtual_ns / 1e9)}{'; ' + note if note else ''}"
+            f"{self.label}: {self._done:,} calls in {clock(wall)} ({self._done / wall:,.0f} calls/s)"
+            f"{f', virtual {clock(self._virtual_ns / 1e9)}' if self._virtual_ns else ''}{'; ' + note if note else ''}"
         )
         self._closed = True
 

@@ -146,8 +146,8 @@ def _judge(
     notes: list[str] = []
     if stats.get("fallbacks"):
         invalid.append(f"the router fell back silently in {stats['fallbacks']} decisions (see logs/router.log)")
-    if (experiment.load.until_s is None and stats.get("router_in_flight")) or stats.get("in_flight"):
-        left = stats.get("router_in_flight") or stats.get("in_flight")
+    left = stats.get("router_in_flight") or stats.get("in_flight")
+    if left and experiment.load.until_s is None:
         invalid.append(f"INV-8: the router still counts {left} calls in flight at the end")
     if simulation.counts.ended == simulation.counts.arrived:
         invalid.extend(simulation.leftovers())

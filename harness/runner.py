@@ -29,7 +29,7 @@ from harness.fabric.topology import Topology
 from harness.front_end import FrontEndTimes
 from harness.load.arrivals import session_starts_ns
 from harness.placement import PoolPlan, plan_pools, with_nodes
-from harness.progress import Progress
+from harness.progress import Progress, ProgressSink
 from harness.results.runinfo import RunInfo
 from harness.results.store import Run, write_comparison, write_run
 from harness.router.select import make_router
@@ -55,6 +55,7 @@ def run_experiment(
     command: str = "",
     position: str = "",
     show_progress: bool = True,
+    make_progress: Callable[[str, int], ProgressSink] = Progress,
 ) -> Run:
     """Run one experiment and write its folder. A failure or Ctrl-C keeps the records made so far and then raises.
 
@@ -76,7 +77,7 @@ def run_experiment(
     )
     expected = len(loaded.sent(experiment.trace.max_call_tokens))
     title = position + (label or str(router.identity().get("config")))
-    progress = Progress(title, expected) if show_progress else None
+    progress = make_progress(title, expected) if show_progress else None
     began, cpu_before = time.monotonic(), cpu_s()
     failure: BaseException | None = None
     collector = RareCollections()
@@ -185,6 +186,16 @@ def _write(out: Path, simulation: Simulation, info: RunInfo, complete: bool) -> 
         raise ComponentError(
             "results", f"{out} could not be written ({error})", "free space there or give --out"
         ) from None
+
+
+def hear_signals() -> None:
+    """From now on SIGTERM and SIGHUP end a command as Ctrl-C does: with what it has."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 @contextmanager

@@ -1,0 +1,224 @@
+"""The highest load, in sessions per hour and node, at which a cluster meets a service level.
+
+For each arm and each seed a bisection of its own. Common random numbers: a seed's sessions, their order and the random
+numbers behind their arrivals are the same at every rate and for every arm (load.arrivals poisson draws gaps that scale
+with the rate), so that differences are the rate's and the arm's. Measured is what ends between a warm-up and the last
+session's arrival; the run stops there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from harness.errors import InputError
+from harness.experiment import Experiment
+from harness.load.arrivals import session_starts_ns
+from harness.results.records import COMPLETED
+from harness.results.store import load_run
+from harness.results.summary import measured, percentile
+from harness.results.summary import output_rates as rates_of
+from harness.sweep.points import Point
+from harness.sweep.pool import Ended
+from harness.sweep.search import RateLadder, Search, interval, typical
+from harness.sweep.slo import Drift, Reached, Slo, drift, reached
+from harness.workload import Loaded
+
+FEWEST_CALLS: Final = 100
+"""Fewer calls in the window than this do not carry a percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """One point: an arm at a rate under a seed, and what it reached."""
+
+    arm: str
+    seed: int
+    rate: float
+    folder: str
+    reached: tuple[Reached, ...]
+    drift: Drift
+    calls: int
+    """Calls that ended in the window."""
+    user_speed_tok_s: float | None
+    """Median output rate of a call, tokens/s."""
+    output_tok_s_per_gpu: float
+    """Output tokens of the window's completed calls per second and GPU."""
+    valid: bool
+
+    @property
+    def met(self) -> bool:
+        """Whether every bar was met by a valid run."""
+        return self.valid and all(r.met for r in self.reached)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "arm": self.arm,
+            "seed": self.seed,
+            "sessions_per_hour_per_node": self.rate,
+            "met": self.met,
+            "valid": self.valid,
+            **{r.slo.name: r.value for r in self.reached},
+            "calls": self.calls,
+            "stationary": self.drift.stationary,
+            "in_system_first_fifth": self.drift.first,
+            "in_system_last_fifth": self.drift.last,
+            "output_rate_p50_tok_s": self.user_speed_tok_s,
+            "output_tok_s_per_gpu": self.output_tok_s_per_gpu,
+            "folder": self.folder,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """An arm's answer over its seeds."""
+
+    arm: str
+    per_seed: dict[int, float | None]
+    """Highest rate that met the service level; None: not even the lowest."""
+    note: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """Geometric mean over seeds; None where a seed has no answer."""
+        values = [v for v in self.per_seed.values() if v is not None]
+        return typical(values) if values and len(values) == len(self.per_seed) else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 % confidence interval over seeds."""
+        values = [v for v in self.per_seed.values() if v is not None]
+        return interval(values) if len(values) == len(self.per_seed) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "arm": self.arm,
+            "sessions_per_hour_per_node": self.value,
+            "interval_95": self.interval,
+            "per_seed": {str(seed): value for seed, value in self.per_seed.items()},
+            "note": self.note,
+        }
+
+
+class CapacitySource:
+    """Asks for the points that the searches need (harness.sweep.pool.Source)."""
+
+    def __init__(
+        self,
+        arms: dict[str, Experiment],
+        seeds: Sequence[int],
+        slos: Sequence[Slo],
+        ladder: RateLadder,
+        warmup_share: float,
+        loaded: Loaded,
+    ) -> None:
+        self.slos = tuple(slos)
+        self.ladder = ladder
+        self.warmup_share = warmup_share
+        self.arms = arms
+        self.seeds = tuple(seeds)
+        self.probes: list[Probe] = []
+        self.failures: list[Ended] = []
+        self._loaded = loaded
+        self._searches = {(arm, seed): Search(ladder) for arm in arms for seed in seeds}
+        self._idle = list(self._searches)
+        self._asked: dict[str, tuple[str, int]] = {}
+
+    def next(self) -> Point | None:
+        """See Source."""
+        if not self._idle:
+            return None
+        key = self._idle.pop(0)
+        rung = self._searches[key].rung
+        assert rung is not None
+        point = self._point(*key, self.ladder.rate(rung))
+        self._asked[point.name] = key
+        return point
+
+    def ended(self, point: Point, folder: Path, result: Ended) -> None:
+        """See Source."""
+        key = self._asked.pop(point.name)
+        if result.code:
+            self.failures.append(result)
+            return
+        probe = self._judge(*key, point, folder)
+        self.probes.append(probe)
+        search = self._searches[key]
+        search.answer(probe.met)
+        if search.rung is not None:
+            self._idle.append(key)
+
+    def _point(self, arm: str, seed: int, rate: float) -> Point:
+        base = self.arms[arm]
+        load = base.load.model_copy(update={"sessions_per_hour_per_node": rate})
+        span_s = self._span_s(base.model_copy(update={"load": load, "seed": seed}))
+        load = load.model_copy(update={"warmup_s": self.warmup_share * span_s, "until_s": span_s})
+        output = base.output.model_copy(update={"report": False})
+        experiment = base.model_copy(update={"seed": seed, "load": load, "output": output})
+        values = {"load.sessions_per_hour_per_node": f"{rate:g}", "seed": str(seed)}
+        return Point(f"{arm},rate={rate:g},seed={seed}", values, experiment)
+
+    def _span_s(self, experiment: Experiment) -> float:
+        """Until the last session arrives; after that the load only falls."""
+        starts = session_starts_ns(
+            experiment.load, self._loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
+        )
+        return max(starts) / 1e9
+
+    def _judge(self, arm: str, seed: int, point: Point, folder: Path) -> Probe:
+        run = load_run(folder)
+        load = point.experiment.load
+        assert load.until_s is not None and load.sessions_per_hour_per_node is not None
+        start_ns, end_ns = round(load.warmup_s * 1e9), round(load.until_s * 1e9)
+        window = measured(run.calls, run.info)
+        done = window.filter(window["outcome"] == COMPLETED)
+        gpus = point.experiment.cluster.nodes * point.experiment.cluster.gpus_per_node
+        return Probe(
+            arm=arm,
+            seed=seed,
+            rate=load.sessions_per_hour_per_node,
+            folder=point.name,
+            reached=tuple(reached(run.calls, start_ns, end_ns, self.slos)),
+            drift=drift(run.calls, start_ns, end_ns),
+            calls=len(window),
+            user_speed_tok_s=percentile(rates_of(done), 50),
+            output_tok_s_per_gpu=float(done["output_tokens"].sum()) / ((end_ns - start_ns) / 1e9) / gpus,
+            valid=not run.info.invalid,
+        )
+
+    def capacities(self) -> list[Capacity]:
+        """Answers so far, arm by arm."""
+        found = []
+        for arm in self.arms:
+            searches = {seed: self._searches[arm, seed] for seed in self.seeds}
+            notes = []
+            ends = [search.at_the_end for search in searches.values()]
+            if "above" in ends:
+                notes.append(f"not reached at the highest rate tried ({self.ladder.rate(self.ladder.top):g})")
+            if "below" in ends:
+                notes.append(f"missed even at the lowest rate tried ({self.ladder.rate(self.ladder.bottom):g})")
+            if any(search.rung is not None for search in searches.values()):
+                notes.append("the search did not end")
+            thin = min((p.calls for p in self.probes if p.arm == arm), default=0)
+            if thin < FEWEST_CALLS:
+                notes.append(f"as few as {thin} calls in a window: use a longer trace")
+            edge = [p for p in self.probes if p.arm == arm and p.rate == searches[p.seed].capacity]
+            if any(not p.drift.stationary for p in edge):
+                notes.append("calls in the system still grew at the rate found: a longer trace would show less")
+            found.append(Capacity(arm, {seed: s.capacity for seed, s in searches.items()}, "; ".join(notes)))
+        return found
+
+
+def check(experiment: Experiment) -> None:
+    """What a search over rates needs of an experiment."""
+    if experiment.load.arrivals not in ("poisson", "uniform"):
+        raise InputError(
+            "load.arrivals", f"{experiment.load.arrivals} has no rate to search over", "use poisson or uniform"
+        )
+    for name in ("warmup_s", "until_s"):
+        if getattr(experiment.load, name):
+            raise InputError(f"load.{name}", "the search sets it from the arrivals", "leave it out; see --warmup-share")

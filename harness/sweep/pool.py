@@ -1,0 +1,279 @@
+"""Runs points side by side, each in a process of its own, in folders that say what is done; a killed sweep goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+from harness.errors import InputError
+from harness.experiment import resolved_yaml
+from harness.progress import Progress
+from harness.results.store import SUMMARY
+from harness.runner import Interrupted
+from harness.sweep.points import Point
+from harness.sweep.worker import POINT
+
+_LOOK_EVERY_S: Final = 0.1
+_END_WITHIN_S: Final = 60.0
+"""A run that is told to end writes what it has and stops its router; longer than this it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a point's run ended: an exit code of the contract and, unless 0, the last line of what it said."""
+
+    name: str
+    code: int
+    error: str = ""
+
+
+class Executor(Protocol):
+    """Where runs happen."""
+
+    @property
+    def slots(self) -> int:
+        """Most runs at one time."""
+
+    def start(self, point: Point, folder: Path) -> None:
+        """Begin a run whose results shall lie in the folder."""
+
+    def poll(self) -> list[Ended]:
+        """Runs that have ended since the last call; their folders are complete."""
+
+    def calls_done(self) -> int:
+        """Calls that the runs under way have simulated so far."""
+
+    def stop(self) -> None:
+        """End all runs under way; what they have is kept in their folders."""
+
+
+class Source(Protocol):
+    """Which points to run; it may learn from results."""
+
+    def next(self) -> Point | None:
+        """A point to run; None: nothing now (more may come when a run ends)."""
+
+    def ended(self, point: Point, folder: Path, result: Ended) -> None:
+        """A point's run ended, or had ended before this command began."""
+
+
+class Processes:
+    """Child processes on this machine."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = slots
+        self._running: dict[str, _Child] = {}
+
+    def start(self, point: Point, folder: Path) -> None:
+        """See Executor."""
+        self._running[point.name] = _Child(folder)
+
+    def poll(self) -> list[Ended]:
+        """See Executor."""
+        found = []
+        for name, child in list(self._running.items()):
+            code = child.ended()
+            if code is not None:
+                del self._running[name]
+                found.append(Ended(name, code, child.last_words() if code else ""))
+        return found
+
+    def calls_done(self) -> int:
+        """See Executor."""
+        return sum(child.done for child in self._running.values())
+
+    def stop(self) -> None:
+        """See Executor."""
+        for child in self._running.values():
+            child.process.terminate()
+        deadline = time.monotonic() + _END_WITHIN_S
+        for child in self._running.values():
+            try:
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                child.process.kill()
+                child.process.wait()
+        self._running.clear()
+
+
+class _Child:
+    """One worker process and how far it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.done = 0
+        self._log = folder / "logs" / "worker.log"
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "harness.sweep.worker", str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            )
+        assert self.process.stdout is not None
+        self._reader = threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, lines: IO[str]) -> None:
+        for line in lines:
+            try:
+                self.done = int(json.loads(line)["done"])
+            except (ValueError, KeyError, TypeError):
+                continue
+
+    def ended(self) -> int | None:
+        """Its exit code, or None while it runs; one that a signal ended counts as failed."""
+        code = self.process.poll()
+        if code is None:
+            return None
+        self._reader.join()
+        return code if code >= 0 else 3
+
+    def last_words(self) -> str:
+        """The error that it ended with."""
+        return last_words(self._log)
+
+
+def last_words(log: Path) -> str:
+    """The last error in a worker's log."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    last = (errors or lines or [f"ended without a word (see {log})"])[-1]
+    return last.removeprefix("error: ")
+
+
+def finished(folder: Path) -> bool:
+    """Whether the folder holds a run that went to its end."""
+    try:
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    reasons = summary.get("validity", {}).get("reasons", [])
+    return not any("was interrupted" in reason for reason in reasons)
+
+
+def claim(folder: Path, specification: Any, record: str) -> None:
+    """Make the folder this command's own: new or empty, or begun by the same command before.
+
+    `specification` is kept in the file `record`; another one there means other work and is refused.
+    """
+    file = folder / record
+    text = json.dumps(specification, indent=1, ensure_ascii=False, default=str) + "\n"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not file.exists() and any(path != file for path in folder.iterdir()) and not file.exists():
+            raise InputError(f"--out {folder}", f"is not empty and holds no {record}", "give another folder")
+        _write_once(file, text)
+        if file.read_text(encoding="utf-8") != text:
+            raise InputError(f"--out {folder}", "holds another one, with other fields or values", "give another folder")
+    except OSError as error:
+        raise InputError(f"--out {folder}", f"cannot be used ({error.strerror})", "give another folder") from None
+
+
+def _write_once(file: Path, text: str) -> None:
+    """The file with all of its text, unless it is there already; several commands may do this at once."""
+    beside = file.parent.with_name(f".{file.parent.name}.{os.getpid()}")
+    beside.write_text(text, encoding="utf-8")
+    try:
+        os.link(beside, file)
+    except FileExistsError:
+        pass
+    finally:
+        beside.unlink()
+
+
+def drive(
+    source: Source, folder: Path, executor: Executor, title: str, expected_calls: int, *, show_progress: bool = True
+) -> list[Ended]:
+    """Run what the source wants until nothing is left; returns how each run ended, failures included.
+
+    A point whose folder holds a finished run is not run again. Ctrl-C ends all runs under way and raises Interrupted.
+    """
+    ended: list[Ended] = []
+    running: dict[str, Point] = {}
+    calls = 0
+    progress: Progress | None = None
+
+    def take(point: Point, result: Ended) -> None:
+        nonlocal calls
+        ended.append(result)
+        calls += _calls(folder / point.name)
+        source.ended(point, folder / point.name, result)
+
+    try:
+        while True:
+            while len(running) < executor.slots and (point := source.next()) is not None:
+                place = folder / point.name
+                if finished(place):
+                    take(point, Ended(point.name, 0))
+                    continue
+                if show_progress and progress is None:
+                    progress = Progress(title, expected_calls)
+                _prepare(place, point)
+                executor.start(point, place)
+                running[point.name] = point
+            if not running:
+                break
+            time.sleep(_LOOK_EVERY_S)
+            for result in executor.poll():
+                take(running.pop(result.name), result)
+            if progress:
+                progress.label = f"{title}: {len(ended)} runs done, {len(running)} under way"
+                progress.total = max(expected_calls, calls + executor.calls_done())
+                progress.update(calls + executor.calls_done(), 0)
+    except KeyboardInterrupt:
+        executor.stop()
+        if progress:
+            progress.close("interrupted")
+            progress = None
+        raise Interrupted(
+            f"interrupted with {len(ended)} runs done; the same command with --out {folder} goes on from there"
+        ) from None
+    finally:
+        executor.stop()
+        if progress:
+            progress.close()
+    return ended
+
+
+def _prepare(folder: Path, point: Point) -> None:
+    """A fresh folder with the point's experiment; what an unfinished run left there is superseded."""
+    if (folder / POINT).exists():
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        raise InputError(str(folder), "is in the way of a run's folder", "move it away") from None
+    (folder / POINT).write_text(resolved_yaml(point.experiment), encoding="utf-8")
+
+
+def _calls(folder: Path) -> int:
+    try:
+        return int(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["outcome"]["arrived"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
+class Listed:
+    """The points of a list, in its order."""
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        self._left = iter(points)
+
+    def next(self) -> Point | None:
+        """See Source."""
+        return next(self._left, None)
+
+    def ended(self, point: Point, folder: Path, result: Ended) -> None:
+        """See Source."""

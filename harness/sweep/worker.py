@@ -1,0 +1,70 @@
+"""One run in a process of its own: `python -m harness.sweep.worker FOLDER`, told how by FOLDER/point.yaml.
+
+Says how far it is on standard output, one JSON object a line: {"done": calls, "total": calls, "virtual_ns": ns}.
+Ends with the exit codes of the contract; its error line goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from harness import runner
+from harness.errors import HarnessError
+from harness.experiment import load_experiment
+
+POINT: Final = "point.yaml"
+_EVERY_S: Final = 0.5
+
+
+class Reporter:
+    """Takes a run's progress as harness.progress.Progress does and passes it on as lines."""
+
+    def __init__(self, label: str, total: int) -> None:
+        self.total = total
+        self._done = 0
+        self._virtual_ns = 0
+        self._said_s = 0.0
+
+    def update(self, done: int, virtual_ns: int) -> None:
+        """See Progress."""
+        self._done, self._virtual_ns = done, virtual_ns
+        now = time.monotonic()
+        if now - self._said_s >= _EVERY_S:
+            self._said_s = now
+            self._say()
+
+    def close(self, note: str = "") -> None:
+        """See Progress."""
+        self._say()
+
+    def cancel(self) -> None:
+        """See Progress."""
+
+    def _say(self) -> None:
+        line = json.dumps({"done": self._done, "total": self.total, "virtual_ns": self._virtual_ns})
+        print(line, flush=True)
+
+
+def work(folder: Path) -> int:
+    """Run the point of a folder; returns the exit code."""
+    try:
+        experiment = load_experiment(folder / POINT)
+        runner.run_experiment(experiment, folder, label=folder.name, make_progress=Reporter)
+    except HarnessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    runner.hear_signals()
+    # the terminal's Ctrl-C reaches the whole group; the parent decides and says so by SIGTERM
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.exit(work(Path(sys.argv[1])))

@@ -1,0 +1,45 @@
+"""The bisection finds the highest rung, whatever it is, and asks few questions."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import InputError
+from harness.sweep.search import RateLadder, Search, interval, typical
+
+
+@given(st.floats(0.1, 100), st.floats(0.02, 0.5), st.floats(1e-3, 1e4))
+def test_finds_the_highest_rate_below_the_threshold(start: float, tolerance: float, threshold: float) -> None:
+    ladder = RateLadder(start, tolerance, min(start, 0.01), max(start, 1000.0))
+    search, asked = Search(ladder), []
+    while search.rung is not None:
+        assert search.rung not in asked, "no rung is tried twice"
+        asked.append(search.rung)
+        search.answer(ladder.rate(search.rung) <= threshold)
+    rungs = range(ladder.bottom, ladder.top + 1)
+    met = [rung for rung in rungs if ladder.rate(rung) <= threshold]
+    assert search.met == (max(met) if met else None)
+    assert search.at_the_end == ("above" if len(met) == len(rungs) else "" if met else "below")
+    assert len(asked) <= 2 * math.ceil(math.log2(len(rungs) + 1)) + 3
+
+
+def test_a_ladder_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(InputError, match="--tolerance"):
+        RateLadder(1, 0.0, 0.1, 10)
+    with pytest.raises(InputError, match="--start"):
+        RateLadder(20, 0.05, 0.1, 10)
+
+
+def test_interval_is_student_s_on_logarithms() -> None:
+    values = [2.0, 4.0, 8.0]
+    low, high = interval(values) or (0, 0)
+    # mean log 2 = 2, standard deviation 1, t(2) = 4.303, over the root of 3
+    half = 4.303 / math.sqrt(3)
+    assert math.log2(low) == pytest.approx(2 - half, rel=1e-3)
+    assert math.log2(high) == pytest.approx(2 + half, rel=1e-3)
+    assert typical(values) == pytest.approx(4.0)
+    assert interval([3.0]) is None
