@@ -10,16 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from fake_workers.engine.scheduler import SchedulerConfig
 from fake_workers.pricing.profile import StepProfile
 from harness.cache.base import NODE_DRAM
 from harness.cache.build import CacheCluster
 from harness.clock import to_ns
 from harness.experiment import Experiment, resolved_yaml
+from harness.placement import PoolPlan
 from harness.results.records import COMPLETED, IN_FLIGHT
 from harness.results.runinfo import LoadFacts, Prices, RunInfo
+from harness.results.split import WorkerFacts
 from harness.results.summary import percentile_with_failures
-from harness.router.base import Endpoint, Router
+from harness.router.base import Router
 from harness.simulation import Simulation
 from harness.workload import Loaded
 
@@ -31,17 +32,17 @@ _LIGHT_LOAD = 0.05
 def run_info(
     experiment: Experiment,
     loaded: Loaded,
-    profile: StepProfile,
-    engine: SchedulerConfig,
-    endpoints: list[Endpoint],
+    pools: list[PoolPlan],
     simulation: Simulation,
     router: Router,
     stats: dict[str, Any],
 ) -> RunInfo:
+    profile, engine = pools[0].profile, pools[0].engine
+    endpoints = [endpoint for pool in pools for endpoint in pool.endpoints]
     load = experiment.load
     calls = loaded.sent(experiment.trace.max_call_tokens)
     rated = load.arrivals in ("poisson", "uniform")
-    invalid, notes = _judge(experiment, loaded, profile, simulation, router, stats)
+    invalid, notes = _judge(experiment, loaded, pools, simulation, router, stats)
     return RunInfo(
         experiment=experiment.model_dump(mode="json"),
         experiment_yaml=resolved_yaml(experiment),
@@ -79,9 +80,12 @@ def run_info(
             "max_num_batched_tokens": engine.max_num_batched_tokens,
             "max_num_seqs": engine.max_num_seqs,
             "scheduling": "asynchronous" if engine.async_scheduling else "synchronous",
+            **_pool_facts(experiment, pools),
         },
         profile=_profile_facts(profile),
         front_end=experiment.front_end.facts(),
+        workers=_workers(simulation, pools),
+        kv_transfer=_kv_transfer(simulation),
         prices=Prices(**experiment.prices.model_dump()) if experiment.prices else None,
         decisions=stats.get("decisions"),
         events=simulation.counts.clock_events + simulation.counts.engine_events,
@@ -90,6 +94,37 @@ def run_info(
         notes=notes,
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     )
+
+
+def _pool_facts(experiment: Experiment, pools: list[PoolPlan]) -> dict[str, str]:
+    """Pools of workers by role, and how KV moves between them; nothing where all workers do both."""
+    if all(not pool.role for pool in pools):
+        return {}
+    facts = {}
+    for pool in pools:
+        layout = pool.profile.layout
+        facts[f"pool {pool.role}"] = (
+            f"{len(pool.groups)} x {pool.profile.name} (TP{layout.tp} DP{layout.dp} EP{layout.ep}) on "
+            f"{len(pool.nodes)} nodes of {pool.gpus_per_node} GPUs, {pool.engine.num_gpu_blocks - 1} KV blocks per "
+            f"endpoint, step budget {pool.engine.max_num_batched_tokens}"
+        )
+    wire = experiment.kv_transfer
+    facts["KV transfer"] = f"{wire.protocol}, {wire.mode}, cost {wire.cost}, topology {experiment.fabric.topology}"
+    return facts
+
+
+def _workers(simulation: Simulation, pools: list[PoolPlan]) -> list[WorkerFacts]:
+    kinds = [pool for pool in pools for _ in pool.groups]
+    return [
+        WorkerFacts(pool.role, pool.profile.layout.tp, **asdict(total))
+        for pool, group in zip(kinds, simulation.groups, strict=True)
+        for total in group.node.totals
+    ]
+
+
+def _kv_transfer(simulation: Simulation) -> dict[str, Any] | None:
+    shared = simulation.disaggregation
+    return None if shared is None else {"protocol": shared.protocol, **asdict(shared.kv.totals)}
 
 
 def tier_facts(tiers: CacheCluster, simulation: Simulation) -> dict[str, Any]:
@@ -136,7 +171,7 @@ def _profile_facts(profile: StepProfile) -> dict[str, Any]:
 def _judge(
     experiment: Experiment,
     loaded: Loaded,
-    profile: StepProfile,
+    pools: list[PoolPlan],
     simulation: Simulation,
     router: Router,
     stats: dict[str, Any],
@@ -171,14 +206,33 @@ def _judge(
         notes.append(f"the run was ended at {experiment.load.until_s:g} s of virtual time")
     if experiment.model.calibration is not None:
         notes.append("step times are calibrated by the experiment, not the tables' own")
-    if profile.out_of_grid:
-        beyond = ", ".join(f"{what} up to {value:,}" for what, value in profile.out_of_grid.items())
-        notes.append(f"step times outside the measured grid of the profile were extrapolated: {beyond}")
+    for profile in dict.fromkeys(pool.profile for pool in pools):
+        if profile.out_of_grid:
+            beyond = ", ".join(f"{what} up to {value:,}" for what, value in profile.out_of_grid.items())
+            which = f" {profile.name}" if len(pools) > 1 else ""
+            notes.append(f"step times outside the measured grid of the profile{which} were extrapolated: {beyond}")
+    notes.extend(_split_notes(simulation))
     identity = router.identity()
     notes.extend(f"not simulated: {what}" for what in identity.get("not_simulated", []))
     if identity.get("provenance_note"):
         notes.append(f"router: {identity['provenance_note']}")
     return invalid, notes
+
+
+def _split_notes(simulation: Simulation) -> list[str]:
+    """What to know of a run with prefill workers."""
+    shared = simulation.disaggregation
+    if shared is None:
+        return []
+    notes = []
+    totals = shared.kv.totals
+    if totals.expired:
+        notes.append(f"{totals.expired} prompts' KV was dropped by prefill workers before anybody had read it")
+    if not any(record.prefill_endpoint is not None for record in simulation.records):
+        notes.append(
+            "no call was split: the router config has no disaggregation handler, or its decider never chose it"
+        )
+    return notes
 
 
 def _service_level(experiment: Experiment, simulation: Simulation) -> list[str]:

@@ -141,7 +141,7 @@ def run_experiment(
             raise failure
         if progress:
             progress.close(_ending(failure))
-        info = run_info(experiment, loaded, profile, engine, endpoints, simulation, router, stats)
+        info = run_info(experiment, loaded, pools, simulation, router, stats)
         info.label, info.command, info.settings = label, command, dict(settings or {})
         if tiers and tier_account:
             identity = tiers.nodes[0].identity()

@@ -17,6 +17,7 @@ from harness.results.headline import headline
 from harness.results.markup import Markup, tag
 from harness.results.page_shell import page
 from harness.results.plots import PLOTS, figures
+from harness.results.split_page import split_section
 from harness.results.store import Run
 
 
@@ -189,6 +190,7 @@ def render_html(runs: Sequence[Run]) -> str:
             validity(runs, comparison, bad=True),
             _table(comparison),
             _differences(runs, comparison),
+            split_section(runs),
             validity(runs, comparison, bad=False),
             _plots(runs, made),
             conditions(runs, swatches),

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from harness.errors import InputError
+from harness.results.split import WorkerFacts
 
 RUN_SCHEMA: Final = 1
 
@@ -75,6 +76,10 @@ class RunInfo:
     """Step-time profile: provenance and how much lay outside its grid."""
     front_end: dict[str, Any] = field(default_factory=dict)
     """What stands around the GPU: each part that is not zero, with its source."""
+    workers: list[WorkerFacts] = field(default_factory=list)
+    """What each endpoint's engine counted, with its role."""
+    kv_transfer: dict[str, Any] | None = None
+    """Account of the KV that moved from prefill to decode workers; None in a cluster without roles."""
     prices: Prices | None = None
     tier: dict[str, Any] | None = None
     busy_ns: list[int] | None = None

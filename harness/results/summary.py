@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from harness.results import split
 from harness.results.records import COMPLETED, FAILED, IN_FLIGHT, REJECTED, TIMED_OUT
 from harness.results.runinfo import Prices, RunInfo
 from harness.results.timeline import Timeline
@@ -257,6 +258,10 @@ def summarise(calls: pl.DataFrame, info: RunInfo, timeline: Timeline | None, dig
             "decisions": len(gaps),
         },
         "cost": _cost(calls, info.load.sessions, info.prices),
+        "itl_token_s": split.token_gaps(info.workers),
+        "interference": split.interference(info.workers),
+        "pools": split.pools(info.workers, info.virtual_ns),
+        "disaggregation": split.disaggregation(done, info.kv_transfer, info.virtual_ns),
         "virtual_s": info.virtual_ns / 1e9,
         "wall_s": info.wall_s,
         "cpu_s": info.cpu_s,

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fake_workers.engine.totals import gap_percentile_s
 from fake_workers.pricing.steps import RankBatch
-from harness.results.records import COMPLETED, FAILED, TIMED_OUT, digest
+from harness.results.records import COMPLETED, FAILED, TIMED_OUT, digest, to_frame
+from harness.results.split import TTFT_PARTS, split_calls
 from harness.trace.model import Session
 from tests.disagg.bed import BYTES_PER_TOKEN, MS, WIRE, Bed, call
 from tests.harness.simple_price import step_ns
@@ -206,3 +208,23 @@ def test_whatever_happens_all_calls_end_blocks_return_and_bytes_add_up(
     assert bed.kv.open == {}
     assert bed.router.stats()["in_flight"] == 0
     assert digest(run(False).simulation.records) == digest(records)
+
+
+def test_the_parts_of_ttft_sum_to_it() -> None:
+    bed = Bed(many(3), 2, 2, starts_ns=[i * 20_000 for i in range(8)], router_latency_ns=10_000)
+    done = split_calls(to_frame(bed.run().records))
+    assert len(done) == len(bed.simulation.records)
+    parts = sum(done.select(part.alias("v"))["v"] for part in TTFT_PARTS.values())
+    assert (parts == done["first_token_ns"] - done["arrival_ns"]).all()
+    assert all((done.select(part.alias("v"))["v"] >= 0).all() for part in TTFT_PARTS.values())
+
+
+def test_gaps_between_tokens_are_the_durations_of_steps() -> None:
+    bed = Bed(one(60, 10), leaping=False)
+    bed.run()
+    gaps = bed.simulation.groups[1].node.totals[0]
+    durations = [step_ns([RankBatch((), 1, 60 + i)]) for i in range(1, 10)]
+    assert gaps.decode_steps == 9 and gaps.decode_ns == sum(durations) and gaps.mixed_steps == 0
+    median_s = gap_percentile_s(gaps.gaps, 50)
+    assert median_s is not None and abs(median_s * 1e9 / sorted(durations)[4] - 1) < 0.01
+    assert gap_percentile_s({}, 50) is None
