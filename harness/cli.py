@@ -8,7 +8,7 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -152,14 +152,67 @@ def profile_show(name: Annotated[str, typer.Argument(metavar="NAME_OR_FILE")]) -
 
 @profile_app.command("build")
 def profile_build(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Profiles named in the project's list.")],
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME...", help="Profiles named in the project's list.")
+    ] = None,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to write to.")] = Path("."),
+    roofline: Annotated[
+        Path | None,
+        typer.Option("--roofline", metavar="SPEC.yaml", help="Estimate from peak rates instead (last resort)."),
+    ] = None,
 ) -> None:
-    """Build profiles from the kernel database (needs the extra [profile])."""
+    """Build profiles from the kernel database (needs the extra [profile]), or one from a roofline description."""
+    if roofline is not None:
+        from fake_workers.pricing.profile import save_profile
+        from fake_workers.pricing.roofline import build_roofline, read_spec
+
+        if names:
+            raise InputError("harness profile build", "takes names or --roofline, not both", "drop one of them")
+        spec = read_spec(roofline)
+        path = out / f"{spec.name}.npz"
+        save_profile(build_roofline(spec), path)
+        print("estimated from peak rates, not measured: every report of a run says so", file=sys.stderr)
+        print(path)
+        return
     from fake_workers.pricing.build import build_known
 
-    for path in build_known(names, out, lambda line: print(line, file=sys.stderr)):
+    for path in build_known(names or [], out, lambda line: print(line, file=sys.stderr)):
         print(path)
+
+
+@profile_app.command("collectives")
+def profile_collectives(
+    gpu: Annotated[str | None, typer.Argument(metavar="GPU_OR_CSV", help="One GPU type; default: all.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measured collectives between GPUs: which operations, ranks and sizes; what is missing."""
+    from fake_workers.pricing.collectives import GAPS, collective_gpus, load_collectives
+
+    rows: list[dict[str, Any]] = []
+    for one in [gpu] if gpu else collective_gpus():
+        table = load_collectives(one)
+        for op, ranks, kernel, low, high in table.measured():
+            times = [table.time_ns(op, ranks, size) / 1e3 for size in (low, high)]
+            row: dict[str, Any] = {
+                "gpu": table.gpu,
+                "op": op,
+                "ranks": ranks,
+                "kernel": kernel,
+                "bytes": [low, high],
+                "us": times,
+            }
+            rows.append(row)
+        rows += [{"gpu": g, "op": op, "gap": why} for (g, op), why in GAPS.items() if g == table.gpu]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        if "gap" in row:
+            print(f"{row['gpu']:8s} {row['op']:15s} gap: {row['gap']}")
+        else:
+            low, high = row["bytes"]
+            what = f"{row['gpu']:8s} {row['op']:15s} {row['ranks']:2d} ranks  {row['kernel']:14s}"
+            print(f"{what} {low:>11,} to {high:>13,} B  {row['us'][0]:9.2f} to {row['us'][1]:10.2f} us")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

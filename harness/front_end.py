@@ -44,7 +44,7 @@ MEASURED: dict[str, Part] = {
     "tokenise_us_per_token": Part(
         2.1,
         "101,615 tokens in 220 ms, 43,359 in 88, 10,840 in 20 (github.com/andyluo7/"
-        f"cpu-gpu-codesign-agentic-inference); 1.7 to 2.6 for prose, 1.4 to 4.0 for random tokens: {_OWN}",
+        f"cpu-gpu-codesign-agentic-inference); 1.6 to 2.9 for prose, 1.2 to 3.5 for random tokens: {_OWN}",
     ),
     "tokenise_workers": Part(1, "vLLM: one tokenizer thread per API server"),
     "engine_input_ms": Part(0.3, f"add_request and the message to the engine's process: {_VLLM}"),

@@ -196,10 +196,7 @@ def _judge(
             "load.sessions_per_hour_per_node to see configs under pressure"
         )
     notes.extend(_service_level(experiment, simulation))
-    notes.append(
-        "step times are the kernel tables' own, which hold no host time: against measured serving they are too fast, "
-        "by 5 to 17 % per output token where that could be checked (docs/fidelity.md)"
-    )
+    notes.append(_step_time_note(profile))
     if experiment.load.gap_cap_s is not None:
         notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
     if experiment.load.until_s is not None:
@@ -233,6 +230,22 @@ def _split_notes(simulation: Simulation) -> list[str]:
             "no call was split: the router config has no disaggregation handler, or its decider never chose it"
         )
     return notes
+
+
+def _step_time_note(profile: StepProfile) -> str:
+    """What a reader must know of where step times come from."""
+    origin = profile.provenance
+    if origin.get("kind") == "roofline":
+        return (
+            "STEP TIMES ARE A ROOFLINE ESTIMATE from peak rates, not measurements: compare configs with it, take no "
+            "absolute time from it (docs/fidelity.md, own hardware)"
+        )
+    if origin["package"] == "user tables":
+        return f"step times are the user's own tables ({origin['backend']})"
+    return (
+        "step times are the kernel tables' own, which hold no host time: against measured serving they are too fast, "
+        "by 5 to 17 % per output token where that could be checked (docs/fidelity.md)"
+    )
 
 
 def _service_level(experiment: Experiment, simulation: Simulation) -> list[str]:
