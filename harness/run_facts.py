@@ -196,7 +196,7 @@ def _judge(
             "load.sessions_per_hour_per_node to see configs under pressure"
         )
     notes.extend(_service_level(experiment, simulation))
-    notes.append(_step_time_note(profile))
+    notes.extend(dict.fromkeys(_step_time_note(pool.profile) for pool in pools))
     if experiment.load.gap_cap_s is not None:
         notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
     if experiment.load.until_s is not None:
