@@ -30,6 +30,7 @@ test-setup: env
 	$(BIN)/harness router install v0.7.1
 	$(BIN)/python -m tests.differential.install
 	$(BIN)/python -m tests.cache.install
+	$(BIN)/python -c "from harness.live import envoy; envoy.obtain(progress=print)"
 
 test: test-setup
 	$(PYTEST) -n $(JOBS) --dist loadfile

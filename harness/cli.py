@@ -18,6 +18,8 @@ from harness import arms, runner
 from harness import experiment as experiments
 from harness.doctor import doctor
 from harness.errors import HarnessError, InputError
+from harness.folders import fresh_folder
+from harness.live.cli import live
 from harness.results import store
 from harness.results.summary import to_json
 from harness.results.table import print_table
@@ -40,6 +42,7 @@ app.add_typer(profile_app, name="profile")
 app.command("doctor")(doctor)
 app.command("sweep")(sweep)
 app.command("capacity")(capacity)
+app.command("live")(live)
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="Experiment file.")]
 TraceFile = Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead.")]
@@ -60,7 +63,7 @@ def run(
 ) -> None:
     """Run one experiment."""
     experiment = experiments.load_experiment(file, overrides, trace)
-    folder = _folder(out or Path(experiment.output.dir) / experiment.name)
+    folder = fresh_folder(out or Path(experiment.output.dir) / experiment.name)
     result = runner.run_experiment(experiment, folder, command=_command())
     _show([result], as_json, folder / store.REPORT if experiment.output.report else folder)
 
@@ -99,7 +102,7 @@ def compare(
     chosen = [] if router_config else arms.arms_of(base, arm)
     if not chosen:
         chosen = arms.router_arms(base, arms.router_choices(base, router_config))
-    folder = _folder(out or Path(base.output.dir) / base.name)
+    folder = fresh_folder(out or Path(base.output.dir) / base.name)
     results = runner.compare(chosen, folder, command=_command())
     _show(results, as_json, folder / store.REPORT)
 
@@ -239,24 +242,6 @@ def _printable(text: str) -> str:
 
 def _command() -> str:
     return runner.command_line("harness", *sys.argv[1:])
-
-
-def _folder(wanted: Path) -> Path:
-    """The folder itself, or the first free numbered one, claimed for this command: results are never overwritten."""
-    number = 1
-    while True:
-        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not any(folder.iterdir()):
-                (folder / "logs").mkdir()  # of two commands at once only one succeeds
-                return folder
-        except FileExistsError:
-            if not folder.is_dir():
-                raise InputError(f"--out {folder}", "is a file", "give a folder") from None
-        except OSError as error:
-            raise InputError(f"--out {folder}", f"cannot be used ({error.strerror})", "give another folder") from None
-        number += 1
 
 
 def _show(results: list[store.Run], as_json: bool, page: Path) -> None:

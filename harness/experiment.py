@@ -13,6 +13,7 @@ from harness.cache.config import CacheConfig, FabricConfig
 from harness.disagg.config import KvTransferConfig, Role, parse_notation
 from harness.errors import InputError
 from harness.front_end import FrontEndConfig
+from harness.live.config import LiveConfig
 
 Positive = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -268,6 +269,7 @@ class Experiment(Strict):
     fabric: FabricConfig = Field(default_factory=lambda: FabricConfig())
     front_end: FrontEndConfig = Field(default_factory=lambda: FrontEndConfig())
     kv_transfer: KvTransferConfig = Field(default_factory=lambda: KvTransferConfig())
+    live: LiveConfig | None = Field(None, description="what `harness live` adds; a replay does not read it")
     slo: Slo | None = None
     prices: Prices | None = None
     output: Output = Field(default_factory=lambda: Output())

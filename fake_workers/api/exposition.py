@@ -24,7 +24,7 @@ def label_text(labels: Labels) -> str:
 
 def number(value: float) -> str:
     """A sample's value."""
-    return str(value) if isinstance(value, int) else repr(float(value))
+    return repr(float(value))
 
 
 class Series:

@@ -1,4 +1,4 @@
-"""The router as a child process: own process group, dies with us, log drained into a file.
+"""The router, or another component, as a child process: own process group, dies with us, log drained into a file.
 
 Both releases listen on all interfaces (neither has a flag for it), so ports are chosen free on all of them.
 """
@@ -49,30 +49,32 @@ def free_ports(count: int) -> list[int]:
 
 
 class RouterProcess:
-    """Starts the binary and drains its output. `sink(line)` sees every line and says whether the file keeps
-    it.
+    """Starts the binary and drains its output. `name` is for messages. `sink(line)` sees every line
+    and says whether the file keeps it. A full disk ends the file, not the draining, or the child would stand still.
 
     The thread that drains the log also starts the child: the kernel ties "dies with the parent" to the
     starting thread, and this one lives as long as the child.
     """
 
-    def __init__(self, argv: list[str], env: dict[str, str], log_path: Path, sink: LineSink) -> None:
-        self._argv, self._env, self._log_path, self._sink = argv, env, log_path, sink
+    def __init__(
+        self, argv: list[str], env: dict[str, str], log_path: Path, sink: LineSink, name: str = "router"
+    ) -> None:
+        self._argv, self._env, self._log_path, self._sink, self.name = argv, env, log_path, sink, name
         self._tail: deque[bytes] = deque(maxlen=_TAIL_LINES)
         self._child: subprocess.Popen[bytes] | None = None
         self._started = threading.Event()
         self._drained = threading.Event()
         self._failure: OSError | None = None
-        self._thread = threading.Thread(target=self._run, name="router-log", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{name}-log", daemon=True)
 
     def start(self) -> None:
         """Returns once the child exists."""
         if not os.access(self._argv[0], os.X_OK):
-            raise ComponentError("router", f"{self._argv[0]} is no program that can be run")
+            raise ComponentError(self.name, f"{self._argv[0]} is no program that can be run")
         self._thread.start()
         self._started.wait()
         if self._failure is not None:
-            raise ComponentError("router", f"could not be started: {self._failure}")
+            raise ComponentError(self.name, f"could not be started: {self._failure}")
         atexit.register(self.stop)
 
     @property
@@ -145,23 +147,33 @@ class RouterProcess:
         fd = child.stdout.fileno()
         with contextlib.suppress(OSError):
             _set_pipe_size(fd)
-        with child.stdout, self._log_path.open("ab", buffering=1 << 16) as log:
+        with child.stdout, contextlib.suppress(OSError), self._log_path.open("ab", buffering=1 << 16) as log:
             self._drain(fd, log.write, log.flush)
         self._drained.set()
 
     def _drain(self, fd: int, write: Callable[[bytes], int], flush: Callable[[], None]) -> None:
         rest = b""
+        writing = True
+
+        def keep(text: bytes) -> None:
+            nonlocal writing
+            if writing:
+                try:
+                    write(text)
+                    flush()
+                except OSError:
+                    writing = False
+
         while chunk := os.read(fd, _PIPE_BYTES):
             lines = (rest + chunk).split(b"\n")
             rest = lines.pop()
             kept = [line for line in lines if self._sink(line)]
             if kept:
                 self._tail.extend(kept[-_TAIL_LINES:])
-                write(b"\n".join(kept) + b"\n")
-                flush()
+                keep(b"\n".join(kept) + b"\n")
         if rest and self._sink(rest):
             self._tail.append(rest)
-            write(rest + b"\n")
+            keep(rest + b"\n")
 
 
 def _set_pipe_size(fd: int) -> None:

@@ -16,13 +16,17 @@ class Page:
 
     def open(self, path: Path, width: int, height: int = 900, dark: bool = False) -> None:
         """Load a local file at the given size and wait until its plots are drawn."""
+        self.visit(path.as_uri(), width, height, dark)
+
+    def visit(self, url: str, width: int, height: int = 900, dark: bool = False) -> None:
+        """The same with an address."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
         self.driver.get_log("browser")
         self.driver.get_log("performance")
-        self.driver.get(path.as_uri())
+        self.driver.get(url)
         self.wait("document.documentElement.dataset.ready === '1'")
 
     def wait(self, condition: str, limit_s: float = 30.0) -> None:

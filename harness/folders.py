@@ -1,0 +1,25 @@
+"""Folders for results: never one that holds something already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.errors import InputError
+
+
+def fresh_folder(wanted: Path) -> Path:
+    """The folder itself, or the first free numbered one, claimed for this command: results are never overwritten."""
+    number = 1
+    while True:
+        folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not any(folder.iterdir()):
+                (folder / "logs").mkdir()  # of two commands at once only one succeeds
+                return folder
+        except FileExistsError:
+            if not folder.is_dir():
+                raise InputError(f"--out {folder}", "is a file", "give a folder") from None
+        except OSError as error:
+            raise InputError(f"--out {folder}", f"cannot be used ({error.strerror})", "give another folder") from None
+        number += 1
