@@ -188,5 +188,5 @@ class HeldL2Adapter(L2AdapterInterface):  # type: ignore[misc]
             self.finished["store"][task.number] = L2StoreResult(held is not None, stored * task.object_bytes)
             return
         bits = Bitmap(len(task.keys))
-        bits.batched_set(list(held or ()))
+        bits.batched_set(held if isinstance(held, list) else list(held or ()))
         self.finished[task.kind][task.number] = bits

@@ -56,8 +56,9 @@ class L1Account:
         self._retention: Retention[Any] | None = (
             None if config.retention_s is None else Retention(to_ns(config.retention_s))
         )
-        self._resident: dict[Any, bool] = {}
-        """Chunk -> whether it was read since it came."""
+        self._resident: set[Any] = set()
+        self._unread: set[Any] = set()
+        """Of those: not read since they came."""
         self._cause = ""
         self._dropped = 0
         self.count_all_drops_as_evictions = False
@@ -92,10 +93,7 @@ class L1Account:
     def loaded(self, keys: list[Any], nbytes: int) -> None:
         """Chunks were copied to a GPU."""
         self.read_bytes += nbytes
-        resident = self._resident
-        for key in keys:
-            if key in resident:
-                resident[key] = True
+        self._unread.difference_update(keys)
 
     def stats(self) -> TierStats:
         """The account in modelled bytes; resident bytes include buffers that are being filled."""
@@ -128,8 +126,11 @@ class L1Account:
             self.promoted += len(keys)
         else:
             self.saved += len(keys)
-        for key in keys:
-            self._resident[key] = promoted  # a chunk that was brought up is brought up to be read
+        self._resident.update(keys)
+        if promoted:
+            self._unread.difference_update(keys)  # a chunk that was brought up is brought up to be read
+        else:
+            self._unread.update(keys)
         self.peak = max(self.peak, len(self._resident))
         if self._retention is not None:
             self._retention.add(keys, self._clock.now_ns)
@@ -139,14 +140,15 @@ class L1Account:
             self._retention.touch(keys, self._clock.now_ns)
 
     def _deleted(self, keys: list[Any]) -> None:
-        for key in keys:
-            read = self._resident.pop(key, None)
-            if read is None:
-                continue  # a buffer that never became a chunk
-            self._dropped += 1
-            if self.count_all_drops_as_evictions:
-                self.evicted += 1
-            if not read and (self._cause or self.count_all_drops_as_evictions):
-                self.dropped_unread += 1
+        resident, unread = self._resident, self._unread
+        chunks, new = len(resident), len(unread)
+        resident.difference_update(keys)  # not all are there: a buffer may never have become a chunk
+        unread.difference_update(keys)
+        gone = chunks - len(resident)
+        self._dropped += gone
+        if self.count_all_drops_as_evictions:
+            self.evicted += gone
+        if self._cause or self.count_all_drops_as_evictions:
+            self.dropped_unread += new - len(unread)
         if self._retention is not None:
             self._retention.forget(keys)

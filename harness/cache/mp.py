@@ -19,6 +19,7 @@ from harness.cache.config import CacheConfig
 from harness.cache.events import EventLog
 from harness.cache.l1 import L1Account
 from harness.cache.stack import Stack
+from harness.cache.stretches import Stretch, chunks_by_tier, stretches, tokens_by_tier
 from harness.cache.tasks import TierTasks
 from harness.cache.ticks import Ticks
 from harness.cache.tier import SharedTier
@@ -40,8 +41,8 @@ class _Tracked:
     hit_chunks: int = 0
     locked: tuple[int, int] = (0, 0)
     """Chunks [first, end) whose read locks this request holds."""
-    from_tier: list[str] = field(default_factory=list)
-    """The tier of each hit chunk."""
+    served: list[Stretch] = field(default_factory=list)
+    """The tiers of the hit chunks."""
     stored_chunks: int = 0
     load: TransferGroup | None = None
     saves: int = 0
@@ -148,10 +149,6 @@ class MpNode:
         def arrived() -> None:
             tracked.load = None
             self.advance()
-            by_tier: dict[str, int] = {}
-            for chunk in range(first, hit):
-                new = (chunk + 1) * self.chunk_tokens - max(local_hit_tokens, chunk * self.chunk_tokens)
-                by_tier[tracked.from_tier[chunk]] = by_tier.get(tracked.from_tier[chunk], 0) + new
             failed = self._random.random() < self.config.load_failure_share
             self.account.loaded(tracked.keys[first:hit], nbytes)
             self._release(tracked, hit)
@@ -166,7 +163,7 @@ class MpNode:
                     answered_ns=tracked.answered_ns,
                     started_ns=started,
                     ended_ns=self.clock.now_ns,
-                    by_tier=by_tier,
+                    by_tier=tokens_by_tier(tracked.served, self.chunk_tokens, local_hit_tokens),
                 )
             )
 
@@ -324,9 +321,7 @@ class MpNode:
             tracked.answered = True
             tracked.hit_chunks = tracked.stored_chunks = found.chunks
             tracked.locked = (0, found.chunks)
-            tracked.from_tier = [self.account.name] * found.chunks
-            for index in found.from_l2:
-                tracked.from_tier[index] = self._tasks.source.get(tracked.keys[index], self._tiers[0].name)
+            tracked.served = stretches(found.chunks, found.from_l2, self.account.name, self._tier_of(tracked.keys))
             self._count_hits(tracked)
             tracked.answered_ns = self.clock.now_ns
             if tracked.waking:
@@ -342,10 +337,15 @@ class MpNode:
         if not self._waiting:
             self._tasks.source.clear()
 
+    def _tier_of(self, keys: list[Any]) -> Callable[[int], str] | str:
+        """Which shared tier brought each of the keys to node DRAM."""
+        if len(self._tiers) < 2:
+            return self._tiers[0].name if self._tiers else ""
+        source, first = self._tasks.source, self._tiers[0].name
+        return lambda index: source.get(keys[index], first)
+
     def _count_hits(self, tracked: _Tracked) -> None:
-        counts: dict[str, int] = {}
-        for name in tracked.from_tier:
-            counts[name] = counts.get(name, 0) + 1
+        counts = chunks_by_tier(tracked.served)
         self.account.hit += counts.get(self.account.name, 0)
         below = len(tracked.keys) - counts.get(self.account.name, 0)
         for tier in self._tiers:

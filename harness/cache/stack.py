@@ -5,6 +5,9 @@ an eviction thread, L2 adapters. `PumpStack` builds the same objects from the sa
 starts the threads, and runs the bodies of their loops itself: `_store_loop`, `_prefetch_loop` and `eviction_loop` of
 release 0.5.6. Nothing of LMCache is replaced or patched; tests/cache/test_threaded.py holds the outcome equal to the
 real StorageManager's. Locks never expire by themselves (LMCache's expire by wall time).
+
+LMCache cuts a tensor for every chunk that it writes to L1. In torch's inference mode, in which a serving engine works
+too, that takes a third less time.
 """
 
 from __future__ import annotations
@@ -197,6 +200,7 @@ def found_of(result: Any) -> Found:
 class PumpStack:
     """The stack driven step by step; see the module's head."""
 
+    @torch.inference_mode()
     def __init__(self, settings: StackSettings) -> None:
         config = l1_config(settings, settings.name)
         self.l1 = L1Manager(config)
@@ -240,6 +244,7 @@ class PumpStack:
         """See Stack."""
         self.l1.finish_read(keys)
 
+    @torch.inference_mode()
     def reserve(self, keys: list[Any]) -> Reserved:
         """See Stack; as StorageManager.reserve_write with one L1."""
         results = self.l1.reserve_write(keys, [False] * len(keys), LAYOUT, tag=WRITE_TAG)
@@ -260,6 +265,7 @@ class PumpStack:
         """See Stack."""
         self.l1.touch_keys(keys)
 
+    @torch.inference_mode()
     def pump(self) -> None:
         """One turn of both loops after the other until neither has anything to do."""
         store, prefetch = self._store, self._prefetch

@@ -8,6 +8,7 @@ from typing import Any
 from harness.cache.adapter import HeldL2Adapter, Task
 from harness.cache.config import CacheConfig
 from harness.cache.stack import Stack
+from harness.cache.tier import SharedTier
 from harness.cache.transfers import TierPaths, Wires
 from harness.clock import VirtualClock
 from harness.fabric.goodput import TransferCost
@@ -38,7 +39,7 @@ class TierTasks:
         self._advance = advance
         self._settled = settled
         self.source: dict[Any, str] = {}
-        """Which tier brought a chunk to node DRAM, while lookups are under way."""
+        """Which tier brought a chunk to node DRAM, while lookups are under way; empty where there is only one."""
         self._running = False
         self._again = False
 
@@ -78,10 +79,13 @@ class TierTasks:
             cost = paths.store_cost if paths else _FREE
             self._wires.send(parts, cost, lambda: self._end_store(adapter, task, keys))
             return
-        written_by = [tier.objects.get(key, self._node) for key in task.keys]
-        parts = paths.load(task.keys, written_by) if paths else []
+        parts = paths.load(task.keys, self._writers(tier, task.keys, paths)) if paths else []
         cost = paths.load_cost if paths else _FREE
         self._wires.send(parts, cost, lambda: self._end_load(adapter, task))
+
+    def _writers(self, tier: SharedTier, keys: list[Any], paths: TierPaths) -> list[int]:
+        """The nodes that wrote the keys, where their place depends on it."""
+        return [tier.objects.get(key, self._node) for key in keys] if paths.by_writer else []
 
     def _end_lookup(self, adapter: HeldL2Adapter, task: Task) -> None:
         self._advance()
@@ -97,7 +101,9 @@ class TierTasks:
     def _end_load(self, adapter: HeldL2Adapter, task: Task) -> None:
         self._advance()
         held = adapter.tier.read(task.keys, self._clock.now_ns)
-        for index in held:
-            self.source[task.keys[index]] = adapter.tier.name
+        if len(self._stack.adapters) > 1:
+            name, source = adapter.tier.name, self.source
+            for index in held:
+                source[task.keys[index]] = name
         adapter.complete(task, held)
         self.run()

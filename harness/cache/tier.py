@@ -6,6 +6,7 @@ can be found from the moment they have arrived.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +51,7 @@ class SharedTier:
     on_deleted: list[Callable[[list[Any]], None]] = field(default_factory=list)
     before_use: Callable[[int], None] | None = None
     """Runs whatever is due (watermark checks) before the tier is used at a time."""
-    _locks: dict[Any, int] = field(default_factory=dict)
+    _locks: Counter[Any] = field(default_factory=Counter)
     _unread: set[Hashable] = field(default_factory=set)
     _arriving: int = 0
 
@@ -89,13 +90,12 @@ class SharedTier:
     def lock_found(self, keys: Sequence[Any], now_ns: int) -> list[int]:
         """Indexes of the keys that are held; each gets a lock that keeps it from being dropped."""
         self.sweep(now_ns)
-        objects, locks = self.objects, self._locks
+        objects = self.objects
         found = [index for index, key in enumerate(keys) if key in objects]
-        for index in found:
-            key = keys[index]
-            locks[key] = locks.get(key, 0) + 1
+        held = keys if len(found) == len(keys) else [keys[index] for index in found]
+        self._locks.update(held)
         if self.use_on_lookup and self.retention is not None:
-            self.retention.touch([keys[index] for index in found], now_ns)
+            self.retention.touch(held, now_ns)
         return found
 
     def unlock(self, keys: Sequence[Any]) -> None:
@@ -106,7 +106,7 @@ class SharedTier:
             if count > 1:
                 locks[key] = count - 1
             elif count:
-                del locks[key]
+                locks.pop(key)  # Counter takes its own del through Python
 
     def read(self, keys: Sequence[Any], now_ns: int) -> list[int]:
         """Indexes of the keys that a load which ends now has brought."""

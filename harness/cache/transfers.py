@@ -141,6 +141,11 @@ class TierPaths:
         """Cost of stores."""
         return self._store
 
+    @property
+    def by_writer(self) -> bool:
+        """Whether chunks lie where they were written; only then `load` reads its `written_by`."""
+        return self._placement == "writer"
+
     def load(self, keys: Sequence[Any], written_by: Sequence[int]) -> list[tuple[Path, int, int]]:
         """Flows that bring the keys to the node."""
         path = self._paths.topology.path
