@@ -167,6 +167,11 @@ class Model(Strict):
     profile: str = Field(description="step-time profile: a name from `harness profile list` or a path")
     name: str | None = Field(None, description="served model name; null: the profile's model")
     calibration: Calibration | None = Field(None, description="corrections of step times; null: none")
+    kv_bytes_per_token: Count | None = Field(
+        None,
+        description="bytes of a token's KV that tiers store and links carry, all ranks together; null: the profile's, "
+        "which counts every layer in full (a model with window layers keeps less)",
+    )
 
 
 class Router(Strict):

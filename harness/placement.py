@@ -139,6 +139,8 @@ def profile_of(experiment: Experiment, name: str | None, engine: Engine | None =
     What the front end says of the engine's scheduler is added to every step, where the engine does not overlap it.
     """
     profile = load_profile(name or experiment.model.profile)
+    if experiment.model.kv_bytes_per_token is not None:
+        profile = profile.with_kv_bytes(experiment.model.kv_bytes_per_token)
     wanted = experiment.model.calibration or ModelCalibration()
     sync = engine or experiment.cluster.engine
     per_step_ns, per_seq_ns = scheduler_ns(experiment.front_end, sync.async_scheduling)

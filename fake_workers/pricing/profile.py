@@ -134,6 +134,12 @@ class StepProfile:
         copied = {f: getattr(self, f) for f in self.__dataclass_fields__ if f not in ("calibration", "out_of_grid")}
         return StepProfile(**copied, calibration=calibration)
 
+    def with_kv_bytes(self, per_token: int) -> StepProfile:
+        """The same tables with another size of a token's KV; how many tokens a GPU holds stays as it is."""
+        copied = {f: getattr(self, f) for f in self.__dataclass_fields__ if f != "out_of_grid"}
+        rank = -(-self.kv_bytes_per_token_rank * per_token // self.kv_bytes_per_token)
+        return StepProfile(**(copied | {"kv_bytes_per_token": per_token, "kv_bytes_per_token_rank": rank}))
+
     def _note(self, what: str, value: int, limit: int) -> None:
         if value > limit and value > self.out_of_grid.get(what, 0):
             self.out_of_grid[what] = value

@@ -21,10 +21,13 @@ from harness.studies.prefill import DEFAULT, load_points, measure
 from harness.studies.prefill import as_data as prefill_data
 from harness.studies.prefill import markdown as prefill_markdown
 from harness.studies.sidebyside import arm_table, markdown
+from harness.studies.table_cli import TABLE_STUDIES, study_restore, study_shared_bandwidth
 
 app = typer.Typer(no_args_is_help=True, help="Repeat published measurements and compare.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+app.command("restore")(study_restore)
+app.command("shared-bandwidth")(study_shared_bandwidth)
 PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
 
 
@@ -37,6 +40,7 @@ def study_list(as_json: AsJson = False) -> None:
             {"study": "llmd", "name": one.name, "title": one.title, "arms": list(one.arms), "source": one.source}
             for one in ladders
         ]
+        rows += [{"study": name, "name": name, "title": title} for name, title in TABLE_STUDIES.items()]
         print(json.dumps(rows, indent=2))
         return
     table = Table(box=None, header_style="bold")
@@ -44,6 +48,8 @@ def study_list(as_json: AsJson = False) -> None:
         table.add_column(column, no_wrap=column == "command")
     for one in ladders:
         table.add_row(f"harness study llmd {one.name}", one.title, ", ".join(one.arms))
+    for name, title in TABLE_STUDIES.items():
+        table.add_row(f"harness study {name}", title, "")
     Console(width=max(120, Console().width)).print(table)
 
 
