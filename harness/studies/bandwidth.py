@@ -164,7 +164,8 @@ def bandwidth_study(steps: list[Step], scale: str, command: str) -> TableStudy:
     answers = [
         f"From {first.gbytes_per_s:g} to {last.gbytes_per_s:g} GB/s, {cut:.0f} times less, the p90 of TTFT grows "
         f"{grown:.0f} times: from {first.ttft_p90_s:.2f} to {last.ttft_p90_s:.2f} s. The median goes from "
-        f"{first.ttft_p50_s:.2f} to {last.ttft_p50_s:.2f} s, the p99 from {first.ttft_p99_s:.2f} to {last.ttft_p99_s:.2f}.",
+        f"{first.ttft_p50_s:.2f} to {last.ttft_p50_s:.2f} s, the p99 from {first.ttft_p99_s:.2f} to "
+        f"{last.ttft_p99_s:.2f}.",
         f"The store's link carries {first.link_use:.0%} of what it could at {first.gbytes_per_s:g} GB/s and "
         f"{last.link_use:.0%} at {last.gbytes_per_s:g}: transfers share it, and each waits for the others.",
         "Where the link is wide, the p99 is that of calls behind another conversation's first prompt, computed cold.",
