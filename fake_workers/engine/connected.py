@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fake_workers.engine.blocks import Run
-from fake_workers.engine.connector import Connector, ConnectorOptions, Transfer
+from fake_workers.engine.connector import Connector, ConnectorOptions, FollowsSteps, Transfer
 from fake_workers.engine.events import Removed
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import Batch, RankScheduler, Scheduled, SchedulerConfig, priority_key
@@ -44,6 +44,7 @@ class ConnectedRank(RankScheduler):
     ) -> None:
         super().__init__(config, keep_events)
         self.connector = connector
+        self._follower = connector if isinstance(connector, FollowsSteps) else None
         self.options = options
         self.rank = rank
         self.now_ns = 0
@@ -90,6 +91,8 @@ class ConnectedRank(RankScheduler):
     @property
     def calm(self) -> bool:
         """Whether nothing but new tokens will happen at the next boundaries if nobody speaks up (for leaps)."""
+        if self._follower is not None and self._follower.unsettled(self.rank):
+            return False
         return not (self._deferred_frees or self._notices.ended or self._notices.released)
 
     # ------------------------------------------------------------------ from outside
@@ -141,6 +144,8 @@ class ConnectedRank(RankScheduler):
                 transfer.last_step = self._steps_scheduled
                 if item.samples:
                     self._prefilling.discard(item.request)
+        if self._follower is not None:
+            self._follower.scheduled(self.rank, batch)
         return batch
 
     def leapt(self, steps: int) -> None:
@@ -320,6 +325,8 @@ class ConnectedRank(RankScheduler):
             request = item.request
             if item.cached < request.prompt_tokens and not request.finished and not request.stale:
                 self.connector.save(self.rank, request, item.cached + item.tokens)
+        if self._follower is not None:
+            self._follower.executed(self.rank, batch)
 
     def update(self, batch: Batch) -> tuple[list[EngineRequest], list[EngineRequest]]:
         """C6: deferred frees, failed loads, tokens, requests that end in an error, ended loads, released blocks."""

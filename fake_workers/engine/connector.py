@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from fake_workers.engine.request import EngineRequest
+
+if TYPE_CHECKING:
+    from fake_workers.engine.scheduler import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,20 @@ class EngineSide(Protocol):
 
     def lookup_ready(self) -> None:
         """A lookup would answer something else now."""
+
+
+@runtime_checkable
+class FollowsSteps(Protocol):
+    """What a connector may have beside `Connector`, if it decides by the engine's schedules (build_connector_meta)."""
+
+    def scheduled(self, rank: int, batch: Batch) -> None:
+        """A schedule() of this engine has ended."""
+
+    def executed(self, rank: int, batch: Batch) -> None:
+        """A batch has been executed; after its saves, before ends and aborts of that boundary."""
+
+    def unsettled(self, rank: int) -> bool:
+        """Whether the coming schedules matter to the connector, so that they must not be leapt over."""
 
 
 @dataclass(slots=True)

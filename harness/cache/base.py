@@ -13,9 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from fake_workers.engine.events import TierEvent
+from fake_workers.engine.request import EngineRequest
+from fake_workers.engine.scheduler import Batch
 
 NODE_DRAM = "dram"
 """Name of the node's own tier in stats and in tokens by tier; shared tiers have the names that the experiment gives."""
@@ -33,6 +35,8 @@ class CacheRequest:
     """Which engine of the node."""
     runs: list[Run]
     prompt_tokens: int
+    source: EngineRequest | None = None
+    """The engine's own request, for a connector that looks at more than the prompt."""
     wake: Callable[[], None] = lambda: None
     """Called, at the clock's now, when a lookup that answered None has an answer, once for each such lookup."""
 
@@ -89,6 +93,8 @@ class ExternalCache(Protocol):
     chunk_tokens: int
     chunk_blocks: int
     """Engine blocks per chunk."""
+    ends_loads: bool
+    """Whether a load whose request is gone goes on to its end; else it is dropped at once."""
 
     def lookup(self, request: CacheRequest, local_hit_tokens: int) -> int | None:
         """Tokens beyond the local hit that a load would bring; None: not known yet, `wake` will be called."""
@@ -134,3 +140,17 @@ class ExternalCache(Protocol):
 
     def close(self) -> None:
         """Give back memory and descriptors; safe to call twice."""
+
+
+@runtime_checkable
+class SteppedCache(ExternalCache, Protocol):
+    """Tiers that decide by the engines' schedules what to store."""
+
+    def scheduled(self, rank: int, batch: Batch, members: list[tuple[CacheRequest, EngineRequest]]) -> None:
+        """A schedule() has ended; `members` are the batch's requests, in its order."""
+
+    def executed(self, rank: int, batch: Batch) -> None:
+        """The batch has been executed: the KV that it computed is in the GPU."""
+
+    def unsettled(self, rank: int) -> bool:
+        """Whether the coming schedules matter, though nothing but decodes may happen in them (then no leap)."""

@@ -7,10 +7,12 @@ clock, at the same instant, so that an engine is never entered twice; before it 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from fake_workers.engine.connector import EngineSide
 from fake_workers.engine.request import EngineRequest
-from harness.cache.base import CacheRequest, ExternalCache, LoadResult
+from fake_workers.engine.scheduler import Batch
+from harness.cache.base import CacheRequest, ExternalCache, LoadResult, SteppedCache
 from harness.clock import VirtualClock
 
 
@@ -72,7 +74,7 @@ class CacheConnector:
         self.cache.preempted(self._of(rank, request))
 
     def finish(self, rank: int, request: EngineRequest) -> bool:
-        """See Connector. The tiers drop a load that nobody waits for any more, so its blocks are free from now on."""
+        """See Connector. Where the tiers drop a load that nobody waits for any more, its blocks are free from now on."""
         known = self._known.pop(request, None)
         if known is None:
             return False
@@ -81,7 +83,7 @@ class CacheConnector:
             self._say(self._released, rank, request)
 
         wanted = self.cache.finish(known, freed)
-        if request in self._loading:
+        if request in self._loading and not self.cache.ends_loads:
             token = self._loading[request] = object()
             self._say(self._ended, rank, request, token, None)
             return False
@@ -94,7 +96,12 @@ class CacheConnector:
         if known is None:
             wake = self._wake
             known = CacheRequest(
-                request.request_id, self.first_rank + rank, request.runs, request.prompt_tokens, lambda: self._say(wake)
+                request.request_id,
+                self.first_rank + rank,
+                request.runs,
+                request.prompt_tokens,
+                request,
+                lambda: self._say(wake),
             )
             self._known[request] = known
         return known
@@ -132,3 +139,31 @@ class CacheConnector:
     def _released(self, rank: int, request: EngineRequest) -> None:
         assert self._node is not None
         self._node.blocks_released(rank, request)
+
+
+class SteppedConnector(CacheConnector):
+    """The same for tiers that follow the engines' steps (vLLM's OffloadingConnector)."""
+
+    def __init__(self, cache: SteppedCache, *given: Any, **more: Any) -> None:
+        super().__init__(cache, *given, **more)
+        self._stepped = cache
+
+    def scheduled(self, rank: int, batch: Batch) -> None:
+        """See FollowsSteps."""
+        members = [(self._of(rank, item.request), item.request) for item in batch.items]
+        self._stepped.scheduled(self.first_rank + rank, batch, members)
+
+    def executed(self, rank: int, batch: Batch) -> None:
+        """See FollowsSteps."""
+        self._stepped.executed(self.first_rank + rank, batch)
+
+    def unsettled(self, rank: int) -> bool:
+        """See FollowsSteps."""
+        return self._stepped.unsettled(self.first_rank + rank)
+
+
+def make_connector(cache: ExternalCache, *given: Any, **more: Any) -> CacheConnector:
+    """The connector that the tiers need."""
+    if isinstance(cache, SteppedCache):
+        return SteppedConnector(cache, *given, **more)
+    return CacheConnector(cache, *given, **more)

@@ -65,6 +65,8 @@ class _Replica:
 class InprocNode:
     """The tiers of one node; implements ExternalCache."""
 
+    ends_loads = False
+
     def __init__(
         self,
         clock: VirtualClock,

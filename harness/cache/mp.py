@@ -54,6 +54,8 @@ class _Tracked:
 class MpNode:
     """The tiers of one node; implements ExternalCache."""
 
+    ends_loads = False
+
     def __init__(
         self,
         clock: VirtualClock,

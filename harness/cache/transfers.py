@@ -109,9 +109,11 @@ class NodePaths:
         parts = split_evenly(nbytes, len(gpus))
         return [(self.topology.path(self.host, gpu), part, descriptors) for gpu, part in zip(gpus, parts, strict=True)]
 
-    def from_gpus(self, rank: int, nbytes: int, descriptors: int) -> list[tuple[Path, int, int]]:
-        """A replica's KV to DRAM."""
-        gpus = self._ranks[rank]
+    def from_gpus(
+        self, rank: int, nbytes: int, descriptors: int, writers: int | None = None
+    ) -> list[tuple[Path, int, int]]:
+        """A replica's KV to DRAM; `writers`: only so many of its GPUs write (None: all)."""
+        gpus = self._ranks[rank][:writers]
         parts = split_evenly(nbytes, len(gpus))
         return [(self.topology.path(gpu, self.host), part, descriptors) for gpu, part in zip(gpus, parts, strict=True)]
 

@@ -26,6 +26,8 @@ class DictCache:
     """Chunks of one engine block. Lookups take LOOKUP_NS, or none; loads and saves take their time."""
 
     chunk_tokens = 4
+    chunk_blocks = 1
+    ends_loads = False
 
     def __init__(self, clock: VirtualClock, lookup_ns: int = LOOKUP_NS, load_ns: int = LOAD_NS_PER_TOKEN) -> None:
         self.clock = clock
