@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from harness.cache.config import CacheConfig, FabricConfig
+from harness.cache.config import CacheConfig, FabricConfig, OffloadingConfig
 from harness.disagg.config import KvTransferConfig, Role, parse_notation
 from harness.errors import InputError
 from harness.front_end import FrontEndConfig
@@ -200,24 +200,34 @@ class Router(Strict):
 class Cache(Strict):
     """Cache tiers below the GPU (see docs/cache.md)."""
 
-    kind: Literal["none", "lmcache"] = Field(
-        "none", description="none: only the engines' own GPU cache; lmcache: the real LMCache below every node"
+    kind: Literal["none", "lmcache", "offloading"] = Field(
+        "none",
+        description="none: only the engines' own GPU cache; lmcache: the real LMCache below every node; offloading: "
+        "vLLM's own CPU tier below every engine (OffloadingConnector)",
     )
     lmcache: CacheConfig | None = Field(None, description="LMCache's settings; needed with kind: lmcache")
+    offloading: OffloadingConfig | None = Field(
+        None, description="the OffloadingConnector's settings; needed with kind: offloading"
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Cache:
         if (self.kind == "lmcache") != (self.lmcache is not None):
             raise ValueError("kind: lmcache and a section lmcache go together")
+        if (self.kind == "offloading") != (self.offloading is not None):
+            raise ValueError("kind: offloading and a section offloading go together")
         return self
 
     @property
     def publishes_events(self) -> bool:
         """Whether KV events of the tiers go to a router that reads KV events."""
-        return self.lmcache is not None and self.lmcache.kv_events
+        section = self.offloading or self.lmcache
+        return section is not None and section.kv_events
 
     def hash_tokens(self, block_tokens: int) -> int:
         """Tokens that one hash in the tiers' KV events stands for; `block_tokens`: the engine's block size."""
+        if self.offloading is not None:
+            return self.offloading.chunk_blocks(block_tokens) * block_tokens
         return block_tokens if self.lmcache is None else self.lmcache.chunk_size
 
 

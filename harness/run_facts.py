@@ -13,6 +13,7 @@ import numpy as np
 from fake_workers.pricing.profile import StepProfile
 from harness.cache.base import NODE_DRAM
 from harness.cache.build import CacheCluster
+from harness.cache.offload_build import OffloadCluster
 from harness.clock import to_ns
 from harness.experiment import Experiment, resolved_yaml
 from harness.placement import PoolPlan
@@ -127,7 +128,7 @@ def _kv_transfer(simulation: Simulation) -> dict[str, Any] | None:
     return None if shared is None else {"protocol": shared.protocol, **asdict(shared.kv.totals)}
 
 
-def tier_facts(tiers: CacheCluster, simulation: Simulation) -> dict[str, Any]:
+def tier_facts(tiers: CacheCluster | OffloadCluster, simulation: Simulation) -> dict[str, Any]:
     """Reads, writes and residency of each tier; node tiers summed over nodes."""
     seconds = max(simulation.clock.now_ns / 1e9, 1e-9)
     per_node = [node.stats() for node in tiers.nodes]

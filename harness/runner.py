@@ -17,6 +17,7 @@ from fake_workers.pricing.node_price import ProfilePrice
 from harness.arms import Arm, differences
 from harness.cache import upstream
 from harness.cache.build import CacheCluster, build_fabric
+from harness.cache.offload_build import EngineFacts, OffloadCluster, connector_options
 from harness.clock import VirtualClock, to_ns
 from harness.collector import RareCollections
 from harness.disagg.build import build_disaggregation, is_split, sides
@@ -100,6 +101,7 @@ def run_experiment(
             max_call_tokens=experiment.trace.max_call_tokens,
             leaping=experiment.cluster.engine.leaping,
             tier_events=experiment.cache.publishes_events,
+            connector=connector_options(offloading) if (offloading := experiment.cache.offloading) else None,
         ),
         ProfilePrice(profile),
         groups,
@@ -214,10 +216,10 @@ def _undisturbed() -> Iterator[None]:
 
 def _below(
     experiment: Experiment, pools: list[PoolPlan], clock: VirtualClock, model: str
-) -> tuple[CacheCluster | None, Disaggregation | None, list[list[Side]] | None]:
+) -> tuple[CacheCluster | OffloadCluster | None, Disaggregation | None, list[list[Side]] | None]:
     """What lies below the engines on one fabric: cache tiers, the exchange of KV between pools, the groups' GPUs."""
     split = is_split(pools)
-    if experiment.cache.lmcache is None and not split:
+    if experiment.cache.kind == "none" and not split:
         return None, None, None
     gpus = max(pool.gpus_per_node for pool in pools)
     fabric, topology = build_fabric(clock, experiment.fabric, experiment.cluster.nodes, gpus)
@@ -236,21 +238,39 @@ def _tiers(
     pools: list[PoolPlan],
     model: str,
     wires: tuple[Fabric, Topology],
-) -> CacheCluster | None:
-    """The real LMCache below every node, if the experiment wants it."""
-    config = experiment.cache.lmcache
-    if config is None:
+) -> CacheCluster | OffloadCluster | None:
+    """The cache tiers below every node that the experiment wants, if it wants any."""
+    if experiment.cache.kind == "none":
         return None
-    if not upstream.available():
-        raise InputError("cache.kind", "LMCache is not installed", "pip install '.[lmcache]' (docs/cache.md)")
     if any(len({endpoint.node for endpoint in group}) > 1 for pool in pools for group in pool.groups):
         raise InputError("cache.kind", "a replica that spans nodes has no node's cache", "leave the cache tiers out")
     fabric, topology = wires
+    per_node = [pool for pool in pools for _ in pool.nodes]
+    ranks = [pool.gpus_per_node // pool.profile.layout.tp for pool in per_node]
+    if experiment.cache.offloading is not None:
+        return OffloadCluster(
+            clock,
+            experiment.cache.offloading,
+            [
+                EngineFacts(count, pool.profile.layout.tp, pool.profile.kv_bytes_per_token_rank)
+                for count, pool in zip(ranks, per_node, strict=True)
+            ],
+            block_tokens=pools[0].engine.block_tokens,
+            kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
+            prefix_caching=pools[0].engine.enable_prefix_caching,
+            fabric=fabric,
+            topology=topology,
+            seed=experiment.seed,
+        )
+    config = experiment.cache.lmcache
+    assert config is not None
+    if not upstream.available():
+        raise InputError("cache.kind", "LMCache is not installed", "pip install '.[lmcache]' (docs/cache.md)")
     return CacheCluster(
         clock,
         config,
         nodes=experiment.cluster.nodes,
-        ranks_per_node=[pool.gpus_per_node // pool.profile.layout.tp for pool in pools for _ in pool.nodes],
+        ranks_per_node=ranks,
         block_tokens=pools[0].engine.block_tokens,
         kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
         model_name=model,

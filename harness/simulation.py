@@ -22,7 +22,7 @@ from fake_workers.engine.node import EngineStuckError, Node, Outcome, StepPrice
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import SchedulerConfig
 from harness.cache.base import NODE_DRAM, ExternalCache
-from harness.cache.connector import CacheConnector
+from harness.cache.connector import CacheConnector, make_connector
 from harness.cache.feed import TierFeed
 from harness.clock import VirtualClock
 from harness.disagg.connector import PdConnector
@@ -96,6 +96,8 @@ class SimulationConfig:
     leaping: bool = True
     tier_events: bool = False
     """Whether KV events of cache tiers go to the router."""
+    connector: ConnectorOptions | None = None
+    """Of engines with cache tiers; None: vLLM's defaults."""
 
 
 @dataclass(slots=True)
@@ -196,7 +198,7 @@ class Simulation:
 
     def _connector_options(self) -> ConnectorOptions | None:
         if self.disaggregation is None:
-            return None
+            return self.config.connector
         return ConnectorOptions(kv_load_failure_policy=self.disaggregation.kv.config.load_failure_policy)
 
     def _connector(
@@ -219,7 +221,7 @@ class Simulation:
             machine = endpoints[0].node
             first = min(endpoint.index for endpoint in self.endpoints if endpoint.node == machine)
             first_rank = endpoints[0].index - first
-            tiers = CacheConnector(self._caches[machine], self.clock, bring, stirred, first_rank=first_rank)
+            tiers = make_connector(self._caches[machine], self.clock, bring, stirred, first_rank=first_rank)
         shared = self.disaggregation
         if shared is None or self._sides is None:
             return tiers, (lambda node: None) if tiers is None else tiers.attach

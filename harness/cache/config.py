@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from harness.errors import InputError
+
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -104,6 +106,54 @@ class CacheConfig(Strict):
         False,
         description="every engine of a node publishes the chunks of node DRAM as KV events (medium CPU); mp only",
     )
+
+
+class OffloadingConfig(Strict):
+    """vLLM's OffloadingConnector with its CPU tier, in every engine; kv_connector_extra_config under vLLM's names."""
+
+    cpu_bytes_to_use: Annotated[int, Field(ge=1, le=2**60)] = Field(
+        description="host memory for KV per engine (all GPUs of a replica, one data-parallel rank), bytes"
+    )
+    blocks_per_chunk: Count | None = Field(
+        None, description="GPU blocks per offloaded chunk; null: 1, or by block_size"
+    )
+    block_size: Count | None = Field(None, description="the same in tokens; only one of the two may be given")
+    eviction_policy: Literal["lru", "arc"] = Field("lru", description="vLLM's eviction policy")
+    store_threshold: Annotated[int, Field(ge=0)] = Field(
+        0, description="store a chunk when it is offered for the n-th time; below 2: at once"
+    )
+    max_tracker_size: Count = Field(64_000, description="most chunks whose offers are counted for store_threshold")
+    offload_prompt_only: bool = Field(
+        True, description="store chunks of prompts only; false: generated tokens too (then steps are taken one by one)"
+    )
+    self_describing_kv_events: bool = Field(
+        False,
+        description="KV events of the tier say which tokens a chunk holds; false: only the hash of its last block",
+    )
+    kv_events: bool = Field(
+        True, description="publish KV events of the tier where the router reads KV events, as vLLM does (medium CPU)"
+    )
+    kv_load_failure_policy: Literal["fail", "recompute"] = Field(
+        "fail", description="what becomes of a request whose load failed"
+    )
+    load_failure_share: Share = Field(0.0, description="share of loads that fail (seeded)")
+    gpu_load: Transfer = Field(default_factory=lambda: Transfer(), description="cost of copies to a GPU")
+    gpu_store: Transfer = Field(default_factory=lambda: Transfer(), description="cost of copies to host memory")
+
+    def chunk_blocks(self, block_tokens: int) -> int:
+        """GPU blocks per chunk, refused where vLLM refuses."""
+        where = "cache.offloading"
+        if self.blocks_per_chunk is not None and self.block_size is not None:
+            raise InputError(where, "both blocks_per_chunk and block_size are given", "leave one of them out")
+        if self.block_size is None:
+            return self.blocks_per_chunk or 1
+        if self.block_size % block_tokens:
+            raise InputError(
+                f"{where}.block_size",
+                f"{self.block_size} tokens are not whole GPU blocks of {block_tokens}",
+                f"use {-(-self.block_size // block_tokens) * block_tokens}, or give blocks_per_chunk",
+            )
+        return self.block_size // block_tokens
 
 
 class FabricConfig(Strict):

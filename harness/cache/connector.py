@@ -74,7 +74,7 @@ class CacheConnector:
         self.cache.preempted(self._of(rank, request))
 
     def finish(self, rank: int, request: EngineRequest) -> bool:
-        """See Connector. Where the tiers drop a load that nobody waits for any more, its blocks are free from now on."""
+        """See Connector. Where the tiers drop a load that nobody waits for any more, its blocks are free now."""
         known = self._known.pop(request, None)
         if known is None:
             return False

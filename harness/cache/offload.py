@@ -19,7 +19,8 @@ from fake_workers.engine.scheduler import Batch
 from harness.cache.base import NODE_DRAM, CacheRequest, LoadResult, Run, TierStats
 from harness.cache.chunks import ChunkKeys
 from harness.cache.config import OffloadingConfig
-from harness.cache.offload_manager import Key, OffloadManager, make_key, origin_and_place
+from harness.cache.offload_manager import OffloadManager, make_key, origin_and_place
+from harness.cache.offload_policies import Key
 from harness.cache.offload_scheduler import Job, OffloadScheduler, OffloadState, Scheduled
 from harness.cache.transfers import NodePaths, Wires, transfer_cost
 from harness.clock import VirtualClock
@@ -132,7 +133,7 @@ class OffloadNode:
         self, request: CacheRequest, local_hit_tokens: int, external_tokens: int, done: Callable[[LoadResult], None]
     ) -> None:
         """See ExternalCache."""
-        rank, state = self.ranks[request.rank], self._states[request]
+        rank, state = self.ranks[request.rank], self._state(request)
         job = rank.scheduler.allocated(state, external_tokens)
         if job is None:
             return

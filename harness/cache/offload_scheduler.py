@@ -1,8 +1,8 @@
 """Which chunks of which request are loaded and stored when: vLLM 0.32's OffloadingConnectorScheduler for one engine.
 
 vllm/distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py for one full-attention group, without speculative
-decoding and context parallelism; tests/differential holds the two equal call by call. Knows neither time nor bytes: jobs
-are returned, and `complete` says that one has ended.
+decoding and context parallelism; tests/differential holds the two equal call by call. Knows neither time nor bytes:
+jobs are returned, and `complete` says that one has ended.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from harness.cache.offload_manager import Access, Key, OffloadManager
+from harness.cache.offload_manager import Access, OffloadManager
+from harness.cache.offload_policies import Key
 
 
 @dataclass(slots=True, eq=False)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fake_workers.engine.connector import Connector
+from fake_workers.engine.connector import Connector, FollowsSteps
 from fake_workers.engine.node import Node
 from fake_workers.engine.request import EngineRequest
+from fake_workers.engine.scheduler import Batch
 from harness.clock import VirtualClock
 from harness.disagg.handoff import Handoff, KvExchange, Side
 
@@ -43,6 +44,7 @@ class PdConnector:
         self.exchange = exchange
         self.clock = clock
         self.inner = inner
+        self._follower = inner if isinstance(inner, FollowsSteps) else None
         self._bring = bring
         self._stirred = stirred
         self._node: Node | None = None
@@ -130,6 +132,22 @@ class PdConnector:
         if keepers:
             self._keepers[request] = keepers
         return keepers > 0
+
+    # ------------------------------------------------------------------ the engine's steps, for tiers that follow them
+
+    def scheduled(self, rank: int, batch: Batch) -> None:
+        """See FollowsSteps."""
+        if self._follower is not None:
+            self._follower.scheduled(rank, batch)
+
+    def executed(self, rank: int, batch: Batch) -> None:
+        """See FollowsSteps."""
+        if self._follower is not None:
+            self._follower.executed(rank, batch)
+
+    def unsettled(self, rank: int) -> bool:
+        """See FollowsSteps."""
+        return self._follower is not None and self._follower.unsettled(rank)
 
     # ------------------------------------------------------------------ said by the exchange and the tiers
 
