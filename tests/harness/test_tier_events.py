@@ -10,7 +10,8 @@ import pytest
 
 from fake_workers.engine.scheduler import SchedulerConfig
 from harness.cache.build import GIB, CacheCluster
-from harness.cache.config import CacheConfig
+from harness.cache.config import CacheConfig, OffloadingConfig
+from harness.cache.offload_build import OffloadCluster
 from harness.clock import VirtualClock
 from harness.results.records import COMPLETED
 from harness.router.base import Decision, RouteRequest
@@ -149,3 +150,49 @@ def test_lmcache_of_a_node_is_believed_of_each_of_its_engines(
     finally:
         router.stop()
         cluster.close()
+
+
+@pytest.mark.parametrize(
+    ("chunk_blocks", "router_block", "described", "policy"),
+    [(1, BLOCK, False, "lru"), (4, CHUNK, True, "lru"), (2, BLOCK, True, "arc"), (1, CHUNK, False, "lru")],
+)
+def test_vllms_cpu_tier_of_an_engine_is_believed_of_it(
+    router_release: Release, tmp_path: Path, chunk_blocks: int, router_block: int, described: bool, policy: str
+) -> None:
+    clock = VirtualClock()
+    config = OffloadingConfig(
+        cpu_bytes_to_use=220 * BLOCK * 1024,
+        blocks_per_chunk=chunk_blocks,
+        self_describing_kv_events=described,
+        eviction_policy=policy,
+    )
+    cluster = OffloadCluster(
+        clock,
+        config,
+        nodes=NODES,
+        ranks_per_node=RANKS,
+        tp=1,
+        block_tokens=BLOCK,
+        kv_bytes_per_token=1024,
+        kv_bytes_per_token_rank=1024,
+    )
+    simulation, router = run_with_tiers(router_release, tmp_path, cluster.nodes, clock, router_block)
+    try:
+        assert not [(r.outcome, r.message) for r in simulation.records if r.outcome != COMPLETED]
+        for record in simulation.records:
+            assert record.gpu_tokens + record.dram_tokens + record.computed_tokens == record.input_tokens
+        assert sum(record.dram_tokens for record in simulation.records) > 0
+        ranks = [rank for node in cluster.nodes for rank in node.ranks]
+        assert sum(rank.scheduler.manager.counts.evicted for rank in ranks) * chunk_blocks > 100, (
+            "too small for the load"
+        )
+        assert not any(rank.copies[True] or rank.copies[False] or rank.finished or rank.later for rank in ranks)
+        # a router block of several chunks counts by its last one, and a running request loses its first ones first; of a
+        # chunk of several router blocks the first ones may be those of another prompt's chunk
+        seen = check_belief(simulation, router, router_block, exact=router_block == chunk_blocks * BLOCK)
+        assert seen["gpu"] and seen["tier"] and seen["nothing"], seen
+        assert seen["gap"] < 0.05 * sum(seen.values())
+        if described or router_block == BLOCK:
+            assert router.stats()["skipped_blocks"] == 0
+    finally:
+        router.stop()
