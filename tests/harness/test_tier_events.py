@@ -187,8 +187,8 @@ def test_vllms_cpu_tier_of_an_engine_is_believed_of_it(
             "too small for the load"
         )
         assert not any(rank.copies[True] or rank.copies[False] or rank.finished or rank.later for rank in ranks)
-        # a router block of several chunks counts by its last one, and a running request loses its first ones first; of a
-        # chunk of several router blocks the first ones may be those of another prompt's chunk
+        # a router block of several chunks counts by its last one, and a running request loses its first ones first;
+        # of a chunk of several router blocks the first ones may be those of another prompt's chunk
         seen = check_belief(simulation, router, router_block, exact=router_block == chunk_blocks * BLOCK)
         assert seen["gpu"] and seen["tier"] and seen["nothing"], seen
         assert seen["gap"] < 0.05 * sum(seen.values())
