@@ -10,7 +10,7 @@ import pytest
 from fake_workers.engine.scheduler import SchedulerConfig
 from harness.cache.build import build_fabric
 from harness.cache.config import FabricConfig, OffloadingConfig
-from harness.cache.offload_build import OffloadCluster, connector_options
+from harness.cache.offload_build import EngineFacts, OffloadCluster, connector_options
 from harness.clock import VirtualClock
 from harness.errors import InputError
 from harness.results.records import COMPLETED, FAILED, TIMED_OUT, digest
@@ -68,12 +68,9 @@ class Bed:
         self.cluster = OffloadCluster(
             clock,
             config,
-            nodes=1,
-            ranks_per_node=2,
-            tp=tp,
+            [EngineFacts(2, tp, token_bytes_rank)],
             block_tokens=BLOCK,
             kv_bytes_per_token=TOKEN_BYTES,
-            kv_bytes_per_token_rank=token_bytes_rank,
             fabric=fabric,
             topology=vertices,
             seed=seed,

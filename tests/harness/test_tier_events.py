@@ -11,7 +11,7 @@ import pytest
 from fake_workers.engine.scheduler import SchedulerConfig
 from harness.cache.build import GIB, CacheCluster
 from harness.cache.config import CacheConfig, OffloadingConfig
-from harness.cache.offload_build import OffloadCluster
+from harness.cache.offload_build import EngineFacts, OffloadCluster
 from harness.clock import VirtualClock
 from harness.results.records import COMPLETED
 from harness.router.base import Decision, RouteRequest
@@ -169,12 +169,9 @@ def test_vllms_cpu_tier_of_an_engine_is_believed_of_it(
     cluster = OffloadCluster(
         clock,
         config,
-        nodes=NODES,
-        ranks_per_node=RANKS,
-        tp=1,
+        [EngineFacts(RANKS, 1, 1024)] * NODES,
         block_tokens=BLOCK,
         kv_bytes_per_token=1024,
-        kv_bytes_per_token_rank=1024,
     )
     simulation, router = run_with_tiers(router_release, tmp_path, cluster.nodes, clock, router_block)
     try:
