@@ -19,7 +19,7 @@ from harness import experiment as experiments
 from harness.doctor import doctor
 from harness.errors import HarnessError, InputError
 from harness.folders import fresh_folder
-from harness.live.cli import live
+from harness.live.cli import bench, live
 from harness.results import store
 from harness.results.summary import to_json
 from harness.results.table import print_table
@@ -43,6 +43,7 @@ app.command("doctor")(doctor)
 app.command("sweep")(sweep)
 app.command("capacity")(capacity)
 app.command("live")(live)
+app.command("bench")(bench)
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="Experiment file.")]
 TraceFile = Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead.")]

@@ -58,7 +58,12 @@ class WordTokenizer:
     # a line's end stands alone, white space leaves its last character to the next word: what follows a text does not
     # change how it is cut
 
+    _MOST_KNOWN = 200_000
+
     def __init__(self) -> None:
+        self._known: dict[str, tuple[int, ...]] = {}
+        """Words that have been cut before."""
+        self._bytes_of: dict[int, bytes] = {}
         self.words: Sequence[int] = [
             self.encode(f" {a}{b}{c}")[0] for a in _SYLLABLES_FIRST for b in _SYLLABLES_MIDDLE for c in _SYLLABLES_LAST
         ]
@@ -66,15 +71,24 @@ class WordTokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a text."""
         out: list[int] = []
+        known = self._known
         for piece in self._PIECES.findall(text):
-            data = piece.encode("utf-8", "surrogatepass")
-            size = 4 if data.isascii() else 3
-            out.extend(self._id(data[at : at + size]) for at in range(0, len(data), size))
+            ids = known.get(piece)
+            out.extend(self._cut(piece) if ids is None else ids)
         return out
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; special ones and unknown ones are left out."""
-        return b"".join(self._bytes(token) for token in ids).decode("utf-8", "replace")
+        known = self._bytes_of
+        parts = []
+        for token in ids:
+            data = known.get(token)
+            if data is None:
+                data = self._bytes(token)
+                if len(known) < self._MOST_KNOWN:
+                    known[token] = data
+            parts.append(data)
+        return b"".join(parts).decode("utf-8", "replace")
 
     def piece(self, token: int) -> str:
         """The text of one id alone."""
@@ -86,6 +100,14 @@ class WordTokenizer:
         if add_generation_prompt:
             parts.append("<|im_start|>assistant\n")
         return "".join(parts)
+
+    def _cut(self, piece: str) -> tuple[int, ...]:
+        data = piece.encode("utf-8", "surrogatepass")
+        size = 4 if data.isascii() else 3
+        ids = tuple(self._id(data[at : at + size]) for at in range(0, len(data), size))
+        if len(self._known) < self._MOST_KNOWN:
+            self._known[piece] = ids
+        return ids
 
     def _id(self, data: bytes) -> int:
         if len(data) == 4:

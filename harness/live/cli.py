@@ -36,3 +36,27 @@ def live(
     experiment = experiments.load_experiment(file, overrides)
     folder = fresh_folder(out or Path(experiment.output.dir) / experiment.name)
     run_live(experiment, folder)
+
+
+def bench(
+    file: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What the cluster was started with.")],
+    url: Annotated[str, typer.Option("--url", help="The gateway.")] = "http://127.0.0.1:8080",
+    trace: Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="a.b=c", help="Override a field; repeatable.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")] = None,
+    token_ids: Annotated[bool, typer.Option("--token-ids", help="Send prompts as token ids, not as text.")] = False,
+) -> None:
+    """Replay the experiment's trace through a running gateway, as a client."""
+    check_extra()
+    from harness.folders import fresh_folder
+    from harness.live.bench import run_bench
+    from harness.results.store import REPORT
+    from harness.results.table import print_table
+
+    experiment = experiments.load_experiment(file, overrides, trace)
+    folder = fresh_folder(out or Path(experiment.output.dir) / f"{experiment.name}-bench")
+    run = run_bench(experiment, url, folder, token_ids=token_ids)
+    print_table([run.summary])
+    print(f"\nreport: {folder / REPORT}")

@@ -198,6 +198,13 @@ def _listener(
         "route_config": {
             "name": name,
             "virtual_hosts": [{"name": name, "domains": ["*"], "routes": [{"match": {"prefix": "/"}, "route": route}]}],
+            # which worker answered, for whoever tries placement by hand
+            "response_headers_to_add": [
+                {
+                    "header": {"key": "x-served-by", "value": "%UPSTREAM_REMOTE_ADDRESS%"},
+                    "append_action": "OVERWRITE_IF_EXISTS_OR_ADD",
+                }
+            ],
         },
         "http_filters": [*filters, router],
     }
