@@ -21,12 +21,13 @@ from harness.studies.prefill import DEFAULT, load_points, measure
 from harness.studies.prefill import as_data as prefill_data
 from harness.studies.prefill import markdown as prefill_markdown
 from harness.studies.sidebyside import arm_table, markdown
-from harness.studies.table_cli import TABLE_STUDIES, study_restore, study_shared_bandwidth
+from harness.studies.table_cli import TABLE_STUDIES, study_restore, study_shared_bandwidth, study_storage
 
 app = typer.Typer(no_args_is_help=True, help="Repeat published measurements and compare.")
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 app.command("restore")(study_restore)
+app.command("storage")(study_storage)
 app.command("shared-bandwidth")(study_shared_bandwidth)
 PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
 

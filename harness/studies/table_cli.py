@@ -18,6 +18,7 @@ from harness.studies.tables import TableStudy, markdown, render
 PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
 TABLE_STUDIES = {
     "restore": "Restoring a prefix from DRAM or a peer against computing it again, by length",
+    "storage": "A storage tier (Lustre) below node DRAM on a fleet under load, Llama-3.3-70B",
     "shared-bandwidth": "The shared tier's bandwidth cut step by step, and what that does to the tail of TTFT",
 }
 
@@ -50,6 +51,16 @@ def study_shared_bandwidth(scale: Scale = "small", out: Out = None, as_json: AsJ
     folder, command = _begin("shared-bandwidth", scale, out)
     steps = run_steps(scale, folder, command=command, show_progress=not as_json)
     _end(folder, bandwidth_study(steps, scale, command), document(steps, scale, command), as_json)
+
+
+def study_storage(scale: Scale = "small", out: Out = None, as_json: AsJson = False) -> None:
+    """A storage tier below node DRAM on a fleet under load, next to llm-d's published runs on Lustre."""
+    from harness.studies.storage import document, load_case, run_arms, storage_study
+
+    folder, command = _begin("storage", scale, out)
+    case = load_case()
+    outcomes = run_arms(case, scale, folder, command=command, show_progress=not as_json)
+    _end(folder, storage_study(case, outcomes, command), document(outcomes, scale, command), as_json)
 
 
 def _begin(name: str, scale: str, out: Path | None) -> tuple[Path, str]:
