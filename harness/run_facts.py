@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 
 from fake_workers.pricing.profile import StepProfile
-from harness.cache.base import NODE_DRAM
-from harness.cache.build import CacheCluster
-from harness.cache.offload_build import OffloadCluster
 from harness.clock import to_ns
 from harness.experiment import Experiment, resolved_yaml
 from harness.placement import PoolPlan
@@ -126,27 +123,6 @@ def _workers(simulation: Simulation, pools: list[PoolPlan]) -> list[WorkerFacts]
 def _kv_transfer(simulation: Simulation) -> dict[str, Any] | None:
     shared = simulation.disaggregation
     return None if shared is None else {"protocol": shared.protocol, **asdict(shared.kv.totals)}
-
-
-def tier_facts(tiers: CacheCluster | OffloadCluster, simulation: Simulation) -> dict[str, Any]:
-    """Reads, writes and residency of each tier; node tiers summed over nodes."""
-    seconds = max(simulation.clock.now_ns / 1e9, 1e-9)
-    per_node = [node.stats() for node in tiers.nodes]
-    by_name: dict[str, dict[str, Any]] = {}
-    for stats in per_node:
-        for tier in stats:
-            entry = by_name.setdefault(tier.name, asdict(tier) | {"capacity_bytes": tier.capacity_bytes})
-            if tier.name == NODE_DRAM and tier is not per_node[0][0]:
-                for key, value in asdict(tier).items():
-                    if isinstance(value, int) and key != "capacity_bytes":
-                        entry[key] += value
-    shared_reads = sum(t["read_bytes"] for name, t in by_name.items() if name != NODE_DRAM)
-    return {
-        "read_bytes_per_s_mean": shared_reads / seconds,
-        "read_bytes_per_s_p99": None,
-        "resident_bytes_per_node_max": max(stats[0].peak_bytes for stats in per_node),
-        "tiers": list(by_name.values()),
-    }
 
 
 def _profile_facts(profile: StepProfile) -> dict[str, Any]:

@@ -33,9 +33,11 @@ from harness.placement import PoolPlan, plan_pools, with_nodes
 from harness.progress import Progress, ProgressSink
 from harness.results.runinfo import RunInfo
 from harness.results.store import Run, write_comparison, write_run
+from harness.results.tier_data import TierData
 from harness.router.select import make_router
-from harness.run_facts import run_info, tier_facts
+from harness.run_facts import run_info
 from harness.simulation import GroupKind, Simulation, SimulationConfig
+from harness.tier_facts import tier_facts
 from harness.usage import Usage, cpu_s
 from harness.workload import Loaded, load_sessions
 
@@ -102,6 +104,7 @@ def run_experiment(
             leaping=experiment.cluster.engine.leaping,
             tier_events=experiment.cache.publishes_events,
             connector=connector_options(offloading) if (offloading := experiment.cache.offloading) else None,
+            peer_tiers=tiers.peers if tiers else frozenset(),
         ),
         ProfilePrice(profile),
         groups,
@@ -133,7 +136,7 @@ def run_experiment(
         tier_account = None
         if tiers:
             try:
-                tier_account = tier_facts(tiers, simulation)
+                tier_account = tier_facts(tiers, simulation.ledger)
             except Exception as error:  # LMCache's own code runs here, too: the calls are kept all the same
                 failure = failure or error
             tiers.close()
@@ -145,10 +148,11 @@ def run_experiment(
             progress.close(_ending(failure))
         info = run_info(experiment, loaded, pools, simulation, router, stats)
         info.label, info.command, info.settings = label, command, dict(settings or {})
+        tier_data = None
         if tiers and tier_account:
             identity = tiers.nodes[0].identity()
             info.cache = {"kind": "lmcache", "release": identity["version"], **identity}
-            info.tier = tier_account
+            info.tier, tier_data = tier_account
         info.wall_s = time.monotonic() - began
         info.cpu_s = cpu_s() - cpu_before
         info.peak_rss_bytes = usage.peak_rss_bytes
@@ -156,7 +160,8 @@ def run_experiment(
             info.interrupted = True
             first = str(failure).splitlines()[0] if str(failure) else _ending(failure)
             info.invalid.insert(0, f"the run did not end: {first}")
-        run = _write(out, simulation, info, complete=failure is None and experiment.load.until_s is None)
+        complete = failure is None and experiment.load.until_s is None
+        run = _write(out, simulation, info, tier_data, complete)
     if isinstance(failure, KeyboardInterrupt):
         raise Interrupted(f"interrupted after {simulation.counts.ended} of {expected} calls; kept in {out}")
     if failure is not None:
@@ -171,7 +176,7 @@ def _ending(failure: BaseException | None) -> str:
     return "interrupted" if isinstance(failure, KeyboardInterrupt) else "failed"
 
 
-def _write(out: Path, simulation: Simulation, info: RunInfo, complete: bool) -> Run:
+def _write(out: Path, simulation: Simulation, info: RunInfo, tiers: TierData | None, complete: bool) -> Run:
     """The run's folder; a full or broken disk is a failed component, not a traceback."""
     timeline = simulation.timeline.finish(simulation.clock.now_ns)
     try:
@@ -180,6 +185,7 @@ def _write(out: Path, simulation: Simulation, info: RunInfo, complete: bool) -> 
             simulation.records,
             info,
             timeline,
+            tiers,
             arrived=simulation.counts.arrived,
             drained=complete,
             report=bool(info.experiment["output"]["report"]),

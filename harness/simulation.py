@@ -24,6 +24,7 @@ from fake_workers.engine.scheduler import SchedulerConfig
 from harness.cache.base import NODE_DRAM, ExternalCache
 from harness.cache.connector import CacheConnector, make_connector
 from harness.cache.feed import TierFeed
+from harness.cache.ledger import CacheLedger
 from harness.clock import VirtualClock
 from harness.disagg.connector import PdConnector
 from harness.disagg.handoff import Side
@@ -98,6 +99,8 @@ class SimulationConfig:
     """Whether KV events of cache tiers go to the router."""
     connector: ConnectorOptions | None = None
     """Of engines with cache tiers; None: vLLM's defaults."""
+    peer_tiers: frozenset[str] = frozenset()
+    """Names of the cache tiers that are the memory of other nodes."""
 
 
 @dataclass(slots=True)
@@ -143,6 +146,8 @@ class Simulation:
         self._sides = sides
         self.clock = clock or VirtualClock()
         self._caches = caches
+        self.ledger = CacheLedger(config.engine.block_tokens)
+        """What cache tiers gave; empty without them."""
         self.router = router
         self.records: list[CallRecord] = []
         self.counts = Counts()
@@ -221,7 +226,7 @@ class Simulation:
             machine = endpoints[0].node
             first = min(endpoint.index for endpoint in self.endpoints if endpoint.node == machine)
             first_rank = endpoints[0].index - first
-            tiers = make_connector(self._caches[machine], self.clock, bring, stirred, first_rank=first_rank)
+            tiers = make_connector(self._caches[machine], self.clock, bring, stirred, first_rank, self.ledger, machine)
         shared = self.disaggregation
         if shared is None or self._sides is None:
             return tiers, (lambda node: None) if tiers is None else tiers.attach
@@ -620,8 +625,7 @@ class Simulation:
 
     # ------------------------------------------------------------------ records
 
-    @staticmethod
-    def _copy_progress(opened: _Open) -> None:
+    def _copy_progress(self, opened: _Open) -> None:
         record, request = opened.record, opened.request
         if opened.split is not None:
             opened.split.copy_progress()
@@ -641,6 +645,8 @@ class Simulation:
             taken = min(tokens, record.computed_tokens - 1)
             if tier == NODE_DRAM:
                 record.dram_tokens += taken
+            elif tier in self.config.peer_tiers:
+                record.peer_tokens += taken
             else:
                 record.shared_tokens += taken
             record.computed_tokens -= taken

@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 from fake_workers.engine.events import TierEvent
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import Batch
+from harness.bins import LevelBins
 
 NODE_DRAM = "dram"
 """Name of the node's own tier in stats and in tokens by tier; shared tiers have the names that the experiment gives."""
@@ -93,8 +94,13 @@ class ExternalCache(Protocol):
     chunk_tokens: int
     chunk_blocks: int
     """Engine blocks per chunk."""
+    chunk_bytes: int
+    """Modelled bytes of a chunk in the node's own tier."""
     ends_loads: bool
     """Whether a load whose request is gone goes on to its end; else it is dropped at once."""
+
+    level: LevelBins
+    """Chunks that the node's own tier holds, over time."""
 
     def lookup(self, request: CacheRequest, local_hit_tokens: int) -> int | None:
         """Tokens beyond the local hit that a load would bring; None: not known yet, `wake` will be called."""

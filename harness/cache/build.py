@@ -81,6 +81,7 @@ class CacheCluster:
 
         self.config = config
         self.clock = clock
+        self.fabric = fabric
         self.chunk_bytes = config.chunk_size * kv_bytes_per_token
         make_key = key_maker(model_name.replace("@", "_"))
         self.keys: ChunkKeys[Any] = ChunkKeys(config.chunk_size // block_tokens, make_key)
@@ -103,6 +104,10 @@ class CacheCluster:
         if len({tier.name for tier in self.tiers}) != len(self.tiers):
             raise InputError("cache.l2_adapters", "two tiers have the same name", "name them apart")
         wires = Wires(fabric, lambda: clock.now_ns)
+        self.traffic = wires.traffic
+        self.kv_bytes_per_token = kv_bytes_per_token
+        self.peers = frozenset(tier.name for tier in config.l2_adapters if tier.placement == "writer")
+        """Shared tiers that are the memory of other nodes."""
         check = upstream.check_package()
         identity = {
             "component": "lmcache",

@@ -13,6 +13,7 @@ from fake_workers.engine.connector import EngineSide
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import Batch
 from harness.cache.base import CacheRequest, ExternalCache, LoadResult, SteppedCache
+from harness.cache.ledger import CacheLedger
 from harness.clock import VirtualClock
 
 
@@ -26,10 +27,13 @@ class CacheConnector:
         bring: Callable[[], None],
         stirred: Callable[[], None],
         first_rank: int = 0,
+        ledger: CacheLedger | None = None,
+        machine: int = 0,
     ) -> None:
         """`bring` brings the node up to the clock's now; `stirred` is called when it has been told something.
 
         `first_rank`: number of the group's first rank among all engines of the machine that share the cache.
+        `ledger` is told what loads brought; `machine` is the node's number there.
         """
         self.first_rank = first_rank
         self.cache = cache
@@ -39,6 +43,10 @@ class CacheConnector:
         self._node: EngineSide | None = None
         self._known: dict[EngineRequest, CacheRequest] = {}
         self._loading: dict[EngineRequest, object] = {}
+        self._ledger = ledger
+        self._machine = machine
+        self._again: dict[EngineRequest, int] = {}
+        """Tokens that a request computes although they have been computed before; only requests that looked up here."""
         self.load_bytes = 0
         """Bytes that ended loads brought to GPUs."""
         self.failed_loads = 0
@@ -51,6 +59,7 @@ class CacheConnector:
 
     def lookup(self, rank: int, request: EngineRequest, local_hit_tokens: int) -> tuple[int, bool] | None:
         """See Connector: all loads hold their request."""
+        self._again.setdefault(request, 0)
         found = self.cache.lookup(self._of(rank, request), local_hit_tokens)
         return None if found is None else (found, True)
 
@@ -59,6 +68,9 @@ class CacheConnector:
         token = object()
         if external_tokens:
             self._loading[request] = token
+        if self._ledger is not None and request in self._again and not request.preemptions:
+            known = min(self._ledger.computed.known_tokens(request.runs), request.prompt_tokens - 1)
+            self._again[request] = max(0, known - local_hit_tokens - external_tokens)
 
         def done(result: LoadResult) -> None:
             self._say(self._ended, rank, request, token, result)
@@ -67,6 +79,8 @@ class CacheConnector:
 
     def save(self, rank: int, request: EngineRequest, computed_tokens: int) -> None:
         """See Connector."""
+        if self._ledger is not None:
+            self._ledger.computed.add(request.runs, computed_tokens)
         self.cache.save(self._of(rank, request), computed_tokens)
 
     def preempted(self, rank: int, request: EngineRequest) -> None:
@@ -76,6 +90,10 @@ class CacheConnector:
     def finish(self, rank: int, request: EngineRequest) -> bool:
         """See Connector. Where the tiers drop a load that nobody waits for any more, its blocks are free now."""
         known = self._known.pop(request, None)
+        if self._ledger is not None:
+            again = self._again.pop(request, 0)
+            if request.first_token_ns is not None:
+                self._ledger.computed_again_tokens += again
         if known is None:
             return False
 
@@ -84,6 +102,8 @@ class CacheConnector:
 
         wanted = self.cache.finish(known, freed)
         if request in self._loading and not self.cache.ends_loads:
+            if self._ledger is not None:
+                self._ledger.cancelled(request.request_id, self._machine, self.clock.now_ns)
             token = self._loading[request] = object()
             self._say(self._ended, rank, request, token, None)
             return False
@@ -126,6 +146,9 @@ class CacheConnector:
         if result is None:
             self._node.load_ended(rank, request, 0, failed=True)
             return
+        if self._ledger is not None:
+            self._ledger.ended(request.request_id, self._machine, result)
+        request.restore_ns += result.answered_ns - result.asked_ns  # on its way to node DRAM it could not be admitted
         if result.failed:
             self.failed_loads += 1
             known = self._known.get(request)

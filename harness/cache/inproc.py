@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fake_workers.engine.events import TierEvent
-from harness.cache.base import CacheRequest, LoadResult, Run, TierStats
+from harness.cache.base import NODE_DRAM, CacheRequest, LoadResult, Run, TierStats
 from harness.cache.chunks import ChunkKeys
 from harness.cache.config import CacheConfig
 from harness.cache.engine import DramSize, DramWatch, make_engine
@@ -25,6 +25,7 @@ from harness.cache.storage_plugin import LINKS, PluginLink
 from harness.cache.tier import SharedTier
 from harness.cache.transfers import NodePaths, TierPaths, TransferGroup, Wires, transfer_cost
 from harness.clock import VirtualClock
+from harness.fabric.meter import RateMeter
 
 _LOCAL = "LocalCPUBackend"
 
@@ -118,6 +119,9 @@ class InprocNode:
             )
             for rank in range(ranks)
         ]
+        self.level = self.replicas[0].account.level
+        for replica in self.replicas[1:]:
+            replica.account.level = self.level  # the node's residency is one
         self._closed = False
 
     # ------------------------------------------------------------------ the engine's side
@@ -188,13 +192,14 @@ class InprocNode:
         def in_dram() -> None:
             descriptors = (hit - first) * self._gpu_load_descriptors
             parts = self._paths.to_gpus(request.rank, nbytes, descriptors) if self._paths is not None else []
-            self._hold(tracked, parts, self._gpu_load, arrived)
+            self._hold(tracked, parts, self._gpu_load, arrived, self._wires.traffic.reads(NODE_DRAM))
 
         if below and self._tier_paths:
             keys = [tracked.keys[chunk] for chunk in below]
             written_by = [self._tiers[0].objects.get(key, self.node) for key in keys]
             parts = self._tier_paths[0].load(keys, written_by)
-            self._hold(tracked, parts, self._tier_paths[0].load_cost, in_dram)
+            reads = self._wires.traffic.reads(self._tiers[0].name)
+            self._hold(tracked, parts, self._tier_paths[0].load_cost, in_dram, reads)
         else:
             in_dram()
 
@@ -220,7 +225,7 @@ class InprocNode:
 
         descriptors = (ready - first) * self._gpu_store_descriptors
         parts = self._paths.from_gpus(request.rank, nbytes, descriptors) if self._paths is not None else []
-        self._wires.send(parts, self._gpu_store, arrived)
+        self._wires.send(parts, self._gpu_store, arrived, self._wires.traffic.writes(NODE_DRAM))
 
     def preempted(self, request: CacheRequest) -> None:
         """See ExternalCache."""
@@ -364,12 +369,15 @@ class InprocNode:
             tier.arrive(accepted, self.node, self.clock.now_ns)
 
         if self._tier_paths:
-            self._wires.send(self._tier_paths[0].store(accepted, self.node), self._tier_paths[0].store_cost, arrived)
+            parts = self._tier_paths[0].store(accepted, self.node)
+            self._wires.send(parts, self._tier_paths[0].store_cost, arrived, self._wires.traffic.writes(tier.name))
         else:
             self._wires.send([], self._gpu_store, arrived)
 
-    def _hold(self, tracked: _Tracked, parts: Any, cost: Any, then: Callable[[], None]) -> None:
-        group = self._wires.send(parts, cost, then)
+    def _hold(
+        self, tracked: _Tracked, parts: Any, cost: Any, then: Callable[[], None], accounts: tuple[RateMeter, ...]
+    ) -> None:
+        group = self._wires.send(parts, cost, then, accounts)
         if group.open:
             tracked.load = group
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from harness.bins import LevelBins
 from harness.cache.base import NODE_DRAM, TierStats
 from harness.cache.config import CacheConfig
 from harness.cache.retention import Retention
@@ -59,7 +60,10 @@ class L1Account:
         self._resident: set[Any] = set()
         self._unread: set[Any] = set()
         """Of those: not read since they came."""
+        self.level = LevelBins()
+        """Resident chunks over time."""
         self._cause = ""
+        self._cause_ns = 0
         self._dropped = 0
         self.count_all_drops_as_evictions = False
         """Where nothing but eviction drops chunks (in-process mode)."""
@@ -70,7 +74,7 @@ class L1Account:
     def tick(self, evictor: _Ticking, t_ns: int) -> bool:
         """One watermark check at t_ns; whether it dropped anything."""
         self.expire(t_ns)
-        self._cause, self._dropped = "evicted", 0
+        self._cause, self._cause_ns, self._dropped = "evicted", t_ns, 0
         evictor.tick()
         self._cause = ""
         self.evicted += self._dropped
@@ -84,7 +88,7 @@ class L1Account:
         due = retention.expired(now_ns)
         if not due:
             return
-        self._cause, self._dropped = "expired", 0
+        self._cause, self._cause_ns, self._dropped = "expired", now_ns, 0
         self._l1.delete(due)
         self._cause = ""
         self.expired += self._dropped
@@ -126,11 +130,13 @@ class L1Account:
             self.promoted += len(keys)
         else:
             self.saved += len(keys)
+        before = len(self._resident)
         self._resident.update(keys)
         if promoted:
             self._unread.difference_update(keys)  # a chunk that was brought up is brought up to be read
         else:
             self._unread.update(keys)
+        self.level.change(self._clock.now_ns, len(self._resident) - before)
         self.peak = max(self.peak, len(self._resident))
         if self._retention is not None:
             self._retention.add(keys, self._clock.now_ns)
@@ -150,5 +156,9 @@ class L1Account:
             self.evicted += gone
         if self._cause or self.count_all_drops_as_evictions:
             self.dropped_unread += new - len(unread)
+        if self._cause == "expired" and self._retention is not None:
+            self._retention.leave(self.level, keys, self._cause_ns)
+        else:
+            self.level.change(self._cause_ns if self._cause else self._clock.now_ns, -gone)
         if self._retention is not None:
             self._retention.forget(keys)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fake_workers.engine.events import TierEvent
-from harness.cache.base import CacheRequest, LoadResult, Run, TierStats
+from harness.cache.base import NODE_DRAM, CacheRequest, LoadResult, Run, TierStats
 from harness.cache.chunks import ChunkKeys
 from harness.cache.config import CacheConfig
 from harness.cache.events import EventLog
@@ -98,6 +98,7 @@ class MpNode:
         tier_paths = [] if paths is None else [TierPaths(tier, paths, self.chunk_bytes) for tier in config.l2_adapters]
         self._tasks = TierTasks(clock, config, stack, wires, tier_paths, node, self.advance, self._collect)
         self.account = L1Account(stack.l1, stack.watch, clock, config, self.chunk_bytes, capacity)
+        self.level = self.account.level
         self.events = EventLog(stack.watch, clock, self.chunk_blocks) if config.kv_events else None
         tick_ns = to_ns(config.tick_s)
         self._ticks = Ticks(tick_ns, phase_ns or tick_ns, lambda t_ns: self.account.tick(stack.evictor, t_ns))
@@ -170,7 +171,7 @@ class MpNode:
             )
 
         parts = self._paths.to_gpus(request.rank, nbytes, descriptors) if self._paths is not None else []
-        group = self._wires.send(parts, self._gpu_load, arrived)
+        group = self._wires.send(parts, self._gpu_load, arrived, self._wires.traffic.reads(NODE_DRAM))
         if group.open:
             tracked.load = group
 
@@ -204,7 +205,7 @@ class MpNode:
 
         descriptors = len(keys) * self._gpu_store_descriptors
         parts = self._paths.from_gpus(request.rank, nbytes, descriptors) if self._paths is not None else []
-        self._wires.send(parts, self._gpu_store, arrived)
+        self._wires.send(parts, self._gpu_store, arrived, self._wires.traffic.writes(NODE_DRAM))
 
     def preempted(self, request: CacheRequest) -> None:
         """See ExternalCache. As the connector, which drops its tracker: the next lookup starts from nothing."""

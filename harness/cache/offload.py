@@ -16,6 +16,7 @@ from typing import Any
 from fake_workers.engine.events import TierEvent
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import Batch
+from harness.bins import LevelBins
 from harness.cache.base import NODE_DRAM, CacheRequest, LoadResult, Run, TierStats
 from harness.cache.chunks import ChunkKeys
 from harness.cache.config import OffloadingConfig
@@ -50,6 +51,8 @@ class _Rank:
         """Of the last schedule."""
         self.copies: dict[bool, deque[_Copy]] = {True: deque(), False: deque()}
         self.busy = {True: False, False: False}
+        self.used = 0
+        """Chunks, as last noted."""
         self.read_bytes = 0
         self.lookups = 0
         self.asked_tokens = 0
@@ -89,6 +92,9 @@ class OffloadNode:
         self.config = config
         self.chunk_blocks = chunk_blocks
         self.chunk_tokens = block_tokens * chunk_blocks
+        self.chunk_bytes = self.chunk_tokens * tier_bytes_per_token
+        self.level = LevelBins()
+        """Chunks of all engines' tiers over time."""
         self._block_tokens = block_tokens
         self._token_bytes, self._gpu_bytes = tier_bytes_per_token, gpu_bytes_per_token
         self._store_gpus = store_gpus
@@ -320,7 +326,9 @@ class OffloadNode:
             parts = self._paths.from_gpus(rank, copy.nbytes, chunks * self._store_descriptors, self._store_gpus)
         else:
             parts = self._paths.to_gpus(rank, copy.nbytes, chunks * self._load_descriptors)
-        self._wires.send(parts, self._gpu_store if store else self._gpu_load, ended)
+        traffic = self._wires.traffic
+        accounts = traffic.writes(NODE_DRAM) if store else traffic.reads(NODE_DRAM)
+        self._wires.send(parts, self._gpu_store if store else self._gpu_load, ended, accounts)
 
     def _complete(self, rank: int, copy: _Copy) -> None:
         place = self.ranks[rank]
@@ -332,8 +340,11 @@ class OffloadNode:
             request.wake()
 
     def _note(self, rank: int) -> None:
-        """The manager's events as runs of engine blocks."""
-        manager = self.ranks[rank].scheduler.manager
+        """How full the tier is, and the manager's events as runs of engine blocks."""
+        place = self.ranks[rank]
+        manager = place.scheduler.manager
+        self.level.change(self.clock.now_ns, manager.used - place.used)
+        place.used = manager.used
         if not self.config.kv_events:
             manager.events.clear()
             return

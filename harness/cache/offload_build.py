@@ -58,6 +58,11 @@ class OffloadCluster:
         self.tiers: list[SharedTier] = []
         chunk_blocks = config.chunk_blocks(block_tokens)
         wires = Wires(fabric, lambda: clock.now_ns)
+        self.clock = clock
+        self.fabric = fabric
+        self.traffic = wires.traffic
+        self.kv_bytes_per_token = kv_bytes_per_token
+        self.peers: frozenset[str] = frozenset()
         identity = {
             "kind": "offloading",
             "component": "vLLM OffloadingConnector",

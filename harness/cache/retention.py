@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from typing import Generic, TypeVar
+
+from harness.bins import LevelBins
 
 Key = TypeVar("Key")
 
@@ -48,6 +50,12 @@ class Retention(Generic[Key]):
                 break
             out.append(key)
         return out
+
+    def leave(self, level: LevelBins, keys: Iterable[Key], now_ns: int) -> None:
+        """Take expired keys off a level, each at the end of its window, however late that was noticed."""
+        ends = Counter(min(now_ns, self._used.get(key, now_ns) + self.window_ns) for key in keys)
+        for t_ns in sorted(ends):
+            level.change(t_ns, -ends[t_ns])
 
     def next_ns(self) -> int | None:
         """When the oldest key expires if nothing is used until then."""

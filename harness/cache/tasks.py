@@ -77,11 +77,13 @@ class TierTasks:
             keys = tier.accept(task.keys, now)
             parts = paths.store(keys, self._node) if paths else []
             cost = paths.store_cost if paths else _FREE
-            self._wires.send(parts, cost, lambda: self._end_store(adapter, task, keys))
+            writes = self._wires.traffic.writes(tier.name)
+            self._wires.send(parts, cost, lambda: self._end_store(adapter, task, keys), writes)
             return
         parts = paths.load(task.keys, self._writers(tier, task.keys, paths)) if paths else []
         cost = paths.load_cost if paths else _FREE
-        self._wires.send(parts, cost, lambda: self._end_load(adapter, task))
+        reads = self._wires.traffic.reads(tier.name)
+        self._wires.send(parts, cost, lambda: self._end_load(adapter, task), reads)
 
     def _writers(self, tier: SharedTier, keys: list[Any], paths: TierPaths) -> list[int]:
         """The nodes that wrote the keys, where their place depends on it."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.bins import LevelBins
 from harness.cache.base import TierStats
 from harness.cache.retention import Retention
 
@@ -51,6 +52,9 @@ class SharedTier:
     on_deleted: list[Callable[[list[Any]], None]] = field(default_factory=list)
     before_use: Callable[[int], None] | None = None
     """Runs whatever is due (watermark checks) before the tier is used at a time."""
+    level: LevelBins = field(default_factory=LevelBins)
+    """Resident chunks over time."""
+    _now_ns: int = 0
     _locks: Counter[Any] = field(default_factory=Counter)
     _unread: set[Hashable] = field(default_factory=set)
     _arriving: int = 0
@@ -73,6 +77,7 @@ class SharedTier:
         new = [key for key in keys if key not in self.objects]
         for key in new:
             self.objects[key] = node
+        self.level.change(now_ns, len(new))
         self._unread.update(new)
         self.counts.written += len(new)
         self.counts.peak = max(self.counts.peak, len(self.objects))
@@ -124,6 +129,7 @@ class SharedTier:
     def evict(self, keys: Sequence[Any]) -> list[Any]:
         """Drop keys that are not locked; returns those dropped."""
         gone = self._drop(keys)
+        self.level.change(self._now_ns, -len(gone))
         self.counts.evicted += len(gone)
         return gone
 
@@ -135,18 +141,19 @@ class SharedTier:
 
     def expire(self, now_ns: int) -> list[Any]:
         """Drop what the retention window ends by now."""
+        self._now_ns = now_ns
         retention = self.retention
         if retention is None:
             return []
         due = retention.expired(now_ns)
         if not due:
             return []
-        gone = self._drop(due)
+        gone = self._drop(due, expired=True)
         self.counts.expired += len(gone)
         retention.add([key for key in due if key in self._locks], now_ns)
         return gone
 
-    def _drop(self, keys: Sequence[Any]) -> list[Any]:
+    def _drop(self, keys: Sequence[Any], expired: bool = False) -> list[Any]:
         objects, locks, unread = self.objects, self._locks, self._unread
         gone = [key for key in keys if key in objects and key not in locks]
         for key in gone:
@@ -155,6 +162,8 @@ class SharedTier:
                 unread.remove(key)
                 self.counts.dropped_unread += 1
         if self.retention is not None:
+            if expired:
+                self.retention.leave(self.level, gone, self._now_ns)
             self.retention.forget(gone)
         if gone:
             for told in self.on_deleted:

@@ -6,12 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.cache.base import NODE_DRAM
 from harness.cache.config import SharedTierConfig, Transfer
 from harness.errors import InputError
 from harness.fabric.flows import Fabric, Flow
 from harness.fabric.goodput import TransferCost, load_cost
+from harness.fabric.meter import NS_PER_S, RateMeter
 from harness.fabric.share import Path
 from harness.fabric.topology import Topology
+
+ALL_SHARED = ""
+"""Stands for all shared tiers together where a tier is named."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,11 +31,45 @@ class TransferGroup:
     flows: list[Flow] | None = None
 
 
+class Traffic:
+    """What each tier of the cluster sends and gets over time, and all shared ones together."""
+
+    def __init__(self, interval_ns: int) -> None:
+        self.interval_ns = interval_ns
+        self._meters: dict[tuple[str, str], RateMeter] = {}
+        self._accounts: dict[tuple[str, str], tuple[RateMeter, ...]] = {}
+
+    def reads(self, tier: str) -> tuple[RateMeter, ...]:
+        """Accounts of what leaves the tier: node DRAM towards GPUs, a shared tier towards nodes."""
+        return self._accounts_of("read", tier)
+
+    def writes(self, tier: str) -> tuple[RateMeter, ...]:
+        """Accounts of what enters the tier from above."""
+        return self._accounts_of("write", tier)
+
+    def meter(self, direction: str, tier: str = ALL_SHARED) -> RateMeter:
+        """The account of one tier and direction ("read" or "write"), or of all shared tiers."""
+        key = direction, tier
+        found = self._meters.get(key)
+        if found is None:
+            found = self._meters[key] = RateMeter(self.interval_ns)
+        return found
+
+    def _accounts_of(self, direction: str, tier: str) -> tuple[RateMeter, ...]:
+        key = direction, tier
+        found = self._accounts.get(key)
+        if found is None:
+            names = (tier,) if tier == NODE_DRAM else (tier, ALL_SHARED)
+            found = self._accounts[key] = tuple(self.meter(direction, name) for name in names)
+        return found
+
+
 class Wires:
     """Starts groups of flows. With `fabric` None every transfer takes no time (for tests and what-if)."""
 
     def __init__(self, fabric: Fabric | None, now: Callable[[], int]) -> None:
         self.fabric = fabric
+        self.traffic = Traffic(NS_PER_S if fabric is None else fabric.meter_interval_ns)
         self._now = now
 
     def send(
@@ -38,8 +77,12 @@ class Wires:
         parts: Sequence[tuple[Path, int, int]],
         cost: TransferCost,
         done: Callable[[], None],
+        accounts: tuple[RateMeter, ...] = (),
     ) -> TransferGroup:
-        """Start one flow per (path, bytes, descriptors); `done` may be called at once if nothing takes time."""
+        """Start one flow per (path, bytes, descriptors); `done` may be called at once if nothing takes time.
+
+        `accounts` (of `traffic`) meter the bytes beside the links.
+        """
         group = TransferGroup(sum(nbytes for _, nbytes, _ in parts), self._now(), done, flows=[])
         fabric = self.fabric
         if fabric is None:
@@ -51,6 +94,8 @@ class Wires:
             group.open += 1
             cap = cost.cap_bytes_per_s(nbytes, descriptors)
             if not path and cap is None:
+                for account in accounts:
+                    account.add(group.started_ns, nbytes)
                 self._one_done(group)
                 continue
             group.flows.append(
@@ -60,6 +105,7 @@ class Wires:
                     lambda flow: self._one_done(group),
                     setup_ns=cost.start_ns(descriptors),
                     cap_bytes_per_s=cap,
+                    accounts=accounts,
                 )
             )
         self._one_done(group)

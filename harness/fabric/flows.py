@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from harness.clock import VirtualClock
 from harness.errors import InputError
-from harness.fabric.meter import NS_PER_S, LinkMeter
+from harness.fabric.meter import NS_PER_S, RateMeter
 from harness.fabric.share import Path, max_min_rates
 
 ENDS, SETTLES = -1, 9
@@ -45,6 +45,8 @@ class Flow:
     started_ns: int
     moving_ns: int
     """When set-up and latency are over."""
+    accounts: tuple[RateMeter, ...] = ()
+    """Whose traffic it is, beside its links'."""
     rate: int = 0
     moved: int = 0
     """Nanobytes up to since_ns."""
@@ -74,7 +76,7 @@ class FlowTotals:
 @dataclass(slots=True)
 class _LinkState:
     link: Link
-    meter: LinkMeter
+    meter: RateMeter
     flows: dict[Flow, None] = field(default_factory=dict)
 
 
@@ -89,7 +91,8 @@ class Fabric:
                 )
         self.clock = clock
         self.totals = FlowTotals()
-        self._links = [_LinkState(link, LinkMeter(meter_bin_ns)) for link in links]
+        self.meter_interval_ns = meter_bin_ns
+        self._links = [_LinkState(link, RateMeter(meter_bin_ns, link.bytes_per_s)) for link in links]
         self._capacity = {number: link.bytes_per_s for number, link in enumerate(links)}
         self._ends: list[tuple[int, int, int, Flow]] = []
         self._dirty: dict[int, None] = {}
@@ -107,8 +110,12 @@ class Fabric:
         *,
         setup_ns: int = 0,
         cap_bytes_per_s: int | None = None,
+        accounts: tuple[RateMeter, ...] = (),
     ) -> Flow:
-        """Begin a transfer now. It moves nothing during setup_ns plus the path's latencies."""
+        """Begin a transfer now. It moves nothing during setup_ns plus the path's latencies.
+
+        `accounts` meter it beside the links of its path.
+        """
         if nbytes < 0 or setup_ns < 0 or (cap_bytes_per_s is not None and cap_bytes_per_s < 1):
             raise ValueError("bytes and set-up must not be negative, a cap must be positive")
         if not path and cap_bytes_per_s is None and nbytes:
@@ -118,7 +125,7 @@ class Fabric:
         now = self.clock.now_ns
         moving = now + setup_ns + sum(self._links[link].link.latency_ns for link in path)
         self.totals.started += 1
-        flow = Flow(self.totals.started, path, nbytes, cap_bytes_per_s, done, now, moving)
+        flow = Flow(self.totals.started, path, nbytes, cap_bytes_per_s, done, now, moving, accounts)
         if moving > now:
             self.clock.call_at(moving, self._begin, flow, rank=ENDS)
         else:
@@ -150,7 +157,7 @@ class Fabric:
         """What the link carries now."""
         return self._links[link].meter.rate
 
-    def meter(self, link: int) -> LinkMeter:
+    def meter(self, link: int) -> RateMeter:
         """The link's account, up to now."""
         meter = self._links[link].meter
         meter.integrate(self.clock.now_ns)
@@ -209,6 +216,8 @@ class Fabric:
                 sums[link] += rate
             if rate != flow.rate:
                 self._rebase(flow, now)
+                for account in flow.accounts:
+                    account.set_rate(now, account.rate + rate - flow.rate)
                 flow.rate = rate
                 flow.version += 1
                 end = now - (flow.moved - flow.bytes * NS_PER_S) // rate
@@ -255,6 +264,10 @@ class Fabric:
                 state.meter.take_back(over)
             del state.flows[flow]
             self._dirty[link] = None
+        for account in flow.accounts:
+            account.set_rate(now, account.rate - flow.rate)
+            if over:
+                account.take_back(over)
         flow.rate = 0
         if flow.path:
             self._settle_later()

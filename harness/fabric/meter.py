@@ -1,24 +1,52 @@
-"""What a link carried: exact totals, and bytes per interval for mean and percentile load."""
+"""What a link or a tier carried: exact totals, bytes over time, and percentiles of its rate, in bounded memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from harness.bins import SumBins, Tally
 
 NS_PER_S = 1_000_000_000
+FULL_PERCENT = 99
+"""From this share of its capacity a link is full. Rates are rounded down, so a full link may lack a few bytes."""
 
 
-@dataclass(slots=True)
-class LinkMeter:
-    """Integral of one link's rate. A nanobyte is 1e-9 byte: bytes/s times ns, so all sums are exact integers."""
+class RateMeter:
+    """Integral of a rate. A nanobyte is 1e-9 byte: bytes/s times ns, so all sums are exact integers.
 
-    bin_ns: int
-    rate: int = 0
-    """Bytes per second now."""
-    nanobytes: int = 0
-    busy_ns: int = 0
-    since_ns: int = 0
-    bins: dict[int, int] = field(default_factory=dict)
-    """Nanobytes by interval number; intervals without traffic are absent."""
+    Percentiles are of the mean rates of intervals of `interval_ns`, however long the run gets; the series over time has
+    wider bins in a longer run.
+    """
+
+    __slots__ = (
+        "_full_rate",
+        "_interval",
+        "_intervals",
+        "_moved",
+        "busy_ns",
+        "full_ns",
+        "interval_ns",
+        "nanobytes",
+        "rate",
+        "series",
+        "since_ns",
+    )
+
+    def __init__(self, interval_ns: int = NS_PER_S, capacity_bytes_per_s: int | None = None) -> None:
+        self.interval_ns = interval_ns
+        self.rate = 0
+        """Bytes per second now."""
+        self.nanobytes = 0
+        self.busy_ns = 0
+        self.full_ns = 0
+        """Time at FULL_PERCENT of the capacity or more."""
+        self.since_ns = 0
+        self.series = SumBins(interval_ns)
+        self._full_rate = None if capacity_bytes_per_s is None else capacity_bytes_per_s * FULL_PERCENT
+        self._interval = 0
+        """The last interval in which anything moved."""
+        self._moved = 0
+        """Nanobytes in it so far."""
+        self._intervals = Tally()
+        """Nanobytes of the intervals before it in which anything moved."""
 
     def set_rate(self, now_ns: int, rate: int) -> None:
         """The rate from now on."""
@@ -33,21 +61,57 @@ class LinkMeter:
             return
         self.nanobytes += rate * (now_ns - start)
         self.busy_ns += now_ns - start
-        width, bins = self.bin_ns, self.bins
-        while start < now_ns:
-            number = start // width
-            end = min(now_ns, (number + 1) * width)
-            bins[number] = bins.get(number, 0) + rate * (end - start)
-            start = end
+        if self._full_rate is not None and rate * 100 >= self._full_rate:
+            self.full_ns += now_ns - start
+        self.series.spread(start, now_ns, rate)
+        width = self.interval_ns
+        first, last = start // width, (now_ns - 1) // width
+        if first != self._interval:
+            self._next(first)
+        if first == last:
+            self._moved += rate * (now_ns - start)
+            return
+        self._moved += rate * ((first + 1) * width - start)
+        self._next(last)
+        if last - first > 1:
+            self._intervals.add(rate * width, last - first - 1)
+        self._moved = rate * (now_ns - last * width)
+
+    def add(self, now_ns: int, nbytes: int) -> None:
+        """Bytes that moved in no time."""
+        self.integrate(now_ns)
+        moved = nbytes * NS_PER_S
+        self.nanobytes += moved
+        self.series.add(now_ns, moved)
+        interval = now_ns // self.interval_ns
+        if interval != self._interval:
+            self._next(interval)
+        self._moved += moved
 
     def take_back(self, nanobytes: int) -> None:
         """A flow ended within the last nanosecond: what its rate counted beyond its last byte did not happen."""
         self.nanobytes -= nanobytes
-        last = (self.since_ns - 1) // self.bin_ns
-        self.bins[last] = self.bins.get(last, 0) - nanobytes
+        self.series.add(self.since_ns - 1, -nanobytes)
+        self._moved -= nanobytes
 
-    def series_bytes_per_s(self, end_ns: int) -> list[float]:
-        """Mean rate of each whole or begun interval from 0 to end_ns."""
+    def mean_bytes_per_s(self, end_ns: int) -> float:
+        """From 0 to end_ns."""
         self.integrate(end_ns)
-        scale = self.bin_ns / NS_PER_S
-        return [self.bins.get(i, 0) / NS_PER_S / scale for i in range(-(-end_ns // self.bin_ns))]
+        return self.nanobytes / end_ns if end_ns else 0.0
+
+    def percentile_bytes_per_s(self, q: float, end_ns: int) -> float | None:
+        """Of the mean rates of the whole intervals from 0 to end_ns, idle ones included; None if there is none."""
+        self.integrate(end_ns)
+        intervals = end_ns // self.interval_ns
+        tally = self._intervals.copy()
+        if self._moved and self._interval < intervals:
+            tally.add(self._moved)
+        value = tally.percentile(q, intervals - tally.count)
+        return None if value is None else value / self.interval_ns
+
+    def _next(self, interval: int) -> None:
+        """What has moved so far is all that its interval gets; the next one begins."""
+        if self._moved:
+            self._intervals.add(self._moved)
+        self._interval = interval
+        self._moved = 0

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from harness.results.numbers import seconds
 from harness.results.records import COMPLETED
 from harness.results.runinfo import RunInfo
 from harness.results.summary import (
@@ -19,7 +20,6 @@ from harness.results.summary import (
     decoding,
     measured,
     output_rates,
-    seconds,
     truth_gaps,
 )
 from harness.results.timeline import Timeline

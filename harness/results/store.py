@@ -15,6 +15,7 @@ from harness.results import invariants
 from harness.results.records import CallRecord, digest, read_calls, to_frame, to_records, write_calls
 from harness.results.runinfo import RunInfo, read_info, write_info
 from harness.results.summary import summarise, to_json
+from harness.results.tier_data import TierData
 from harness.results.timeline import Timeline
 
 CALLS: Final = "calls.parquet"
@@ -50,6 +51,8 @@ class Run:
     info: RunInfo
     summary: dict[str, Any]
     timeline: Timeline | None = None
+    tiers: TierData | None = None
+    """Of a run with cache tiers."""
 
 
 def write_run(
@@ -57,12 +60,13 @@ def write_run(
     records: Sequence[CallRecord],
     info: RunInfo,
     timeline: Timeline | None = None,
+    tiers: TierData | None = None,
     arrived: int | None = None,
     drained: bool = False,
     report: bool = True,
 ) -> Run:
-    """Write calls.parquet, timeline.parquet, run.json, experiment.resolved.yaml, summary.json and
-    report.html.
+    """Write calls.parquet, timeline.parquet, the tables of tiers, run.json, experiment.resolved.yaml, summary.json
+    and report.html.
 
     Broken invariants (see `invariants.violations` for `arrived` and `drained`) are added to `info.invalid`.
     """
@@ -74,9 +78,11 @@ def write_run(
     (dir / EXPERIMENT).write_text(info.experiment_yaml, encoding="utf-8")
     if timeline is not None:
         timeline.write(dir / TIMELINE)
-    summary = summarise(calls, info, timeline, digest(records))
+    if tiers is not None:
+        tiers.write(dir)
+    summary = summarise(calls, info, timeline, digest(records), tiers)
     (dir / SUMMARY).write_text(to_json(summary), encoding="utf-8")
-    run = Run(dir, calls, info, summary, timeline)
+    run = Run(dir, calls, info, summary, timeline, tiers)
     if report:
         render([run], dir / REPORT)
     return run
@@ -86,7 +92,9 @@ def load_run(dir: Path) -> Run:
     """Read a run's folder; the summary is made again from the records."""
     info, calls = read_info(dir / INFO), read_calls(dir / CALLS)
     timeline = Timeline.read(dir / TIMELINE) if (dir / TIMELINE).exists() else None
-    return Run(dir, calls, info, summarise(calls, info, timeline, digest(to_records(calls))), timeline)
+    tiers = TierData.read(dir)
+    summary = summarise(calls, info, timeline, digest(to_records(calls)), tiers)
+    return Run(dir, calls, info, summary, timeline, tiers)
 
 
 def write_comparison(dir: Path, runs: Sequence[Run]) -> Path:

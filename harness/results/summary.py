@@ -12,21 +12,16 @@ from typing import Any, Final
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from harness.results import split
+from harness.results.numbers import Floats, percentile, ratio, seconds, spread
 from harness.results.records import COMPLETED, FAILED, IN_FLIGHT, REJECTED, TIMED_OUT
 from harness.results.runinfo import Prices, RunInfo
+from harness.results.tier_data import TierData
+from harness.results.tier_summary import SOURCES, tier_summary
 from harness.results.timeline import Timeline
 
 SUMMARY_SCHEMA: Final = 1
-
-Floats = NDArray[np.float64]
-
-
-def percentile(values: Floats, q: float) -> float | None:
-    """The q-th percentile (0..100), linear interpolation; None of nothing."""
-    return float(np.percentile(values, q)) if len(values) else None
 
 
 def percentile_with_failures(values: Floats, failures: int, q: float) -> float | None:
@@ -44,16 +39,6 @@ def percentile_with_failures(values: Floats, failures: int, q: float) -> float |
     return float(ordered[lower] + (ordered[upper] - ordered[lower]) * (rank - lower))
 
 
-def spread(values: Floats) -> dict[str, float | None]:
-    """Mean and percentiles as the contract has them for times."""
-    return {
-        "mean": float(values.mean()) if len(values) else None,
-        "p50": percentile(values, 50),
-        "p90": percentile(values, 90),
-        "p99": percentile(values, 99),
-    }
-
-
 def window_of(info: RunInfo) -> tuple[int, int]:
     """Measured window in ns, its open end filled in."""
     start, end = info.window_ns
@@ -64,11 +49,6 @@ def measured(calls: pl.DataFrame, info: RunInfo) -> pl.DataFrame:
     """The calls that ended, in whatever way, inside the measured window (both ends belong to it)."""
     start, end = window_of(info)
     return calls.filter(pl.col("finish_ns").is_between(start, end))
-
-
-def seconds(frame: pl.DataFrame, expression: pl.Expr) -> Floats:
-    """An expression in ns over a table, as seconds, rows without a value left out."""
-    return frame.select(expression.alias("v"))["v"].drop_nulls().cast(pl.Float64).to_numpy() / 1e9
 
 
 TTFT: Final = pl.col("first_token_ns") - pl.col("arrival_ns")
@@ -102,13 +82,9 @@ def truth_gaps(calls: pl.DataFrame, info: RunInfo) -> Floats:
     return (known["believed_share"] - known["held_share"]).to_numpy()
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
-
-
 def _busiest(per_node: list[float]) -> float | None:
     """The largest over the mean; all nodes count, idle ones too."""
-    return _ratio(max(per_node) * len(per_node), sum(per_node)) if per_node else None
+    return ratio(max(per_node) * len(per_node), sum(per_node)) if per_node else None
 
 
 def _per_node(calls: pl.DataFrame, info: RunInfo, value: pl.Expr) -> list[float]:
@@ -150,8 +126,8 @@ def _cost(calls: pl.DataFrame, sessions: int, prices: Prices | None) -> dict[str
     paid_input = ((total_input - reused) * prices.input_uncached + reused * prices.input_cached) / 1e6
     paid = paid_input + int(admitted["output_tokens"].sum()) * prices.output / 1e6
     return {
-        "per_million_input": _ratio(paid_input * 1e6, total_input),
-        "per_session": _ratio(paid, sessions),
+        "per_million_input": ratio(paid_input * 1e6, total_input),
+        "per_session": ratio(paid, sessions),
         "priced_with": prices.name,
         "currency": prices.currency,
     }
@@ -169,22 +145,19 @@ def _outcome(calls: pl.DataFrame) -> dict[str, int]:
     }
 
 
-def _tier(info: RunInfo) -> dict[str, Any]:
-    keys = ("read_bytes_per_s_mean", "read_bytes_per_s_p99", "resident_bytes_per_node_max")
-    return {key: None for key in keys} | (info.tier or {})
-
-
 def _hit_rate(window: pl.DataFrame) -> dict[str, float | None]:
     """Over calls that an engine admitted: whatever became of them later, their prefix was looked up."""
     looked_up = window.filter(pl.col("admitted_ns").is_not_null())
     reused = looked_up.select(REUSED.alias("v"))["v"]
     return {
-        "token": _ratio(float(reused.sum()), float(looked_up["input_tokens"].sum())),
-        "request": _ratio(float((reused > 0).sum()), float(len(looked_up))),
+        "token": ratio(float(reused.sum()), float(looked_up["input_tokens"].sum())),
+        "request": ratio(float((reused > 0).sum()), float(len(looked_up))),
     }
 
 
-def summarise(calls: pl.DataFrame, info: RunInfo, timeline: Timeline | None, digest: str) -> dict[str, Any]:
+def summarise(
+    calls: pl.DataFrame, info: RunInfo, timeline: Timeline | None, digest: str, tiers: TierData | None = None
+) -> dict[str, Any]:
     """The whole of summary.json; `calls` as `records.to_frame` gives it."""
     window = measured(calls, info)
     done = window.filter(pl.col("outcome") == COMPLETED)
@@ -195,7 +168,7 @@ def summarise(calls: pl.DataFrame, info: RunInfo, timeline: Timeline | None, dig
     busy = busy_by_endpoint_ns(info, timeline)
     batch_mean = info.batch_mean
     if batch_mean is None and timeline is not None:
-        batch_mean = _ratio(float(timeline.running_ns.sum()), float(timeline.busy_ns.sum()))
+        batch_mean = ratio(float(timeline.running_ns.sum()), float(timeline.busy_ns.sum()))
     no_cache = info.cache.get("kind", "none") == "none"
     return {
         "schema": SUMMARY_SCHEMA,
@@ -238,19 +211,17 @@ def summarise(calls: pl.DataFrame, info: RunInfo, timeline: Timeline | None, dig
             "mean": float(rates.mean()) if len(rates) else None,
         },
         "throughput": {
-            "calls_per_s": _ratio(float(len(done)), (end_ns - start_ns) / 1e9),
-            "input_tokens_per_s": _ratio(float(done["input_tokens"].sum()), (end_ns - start_ns) / 1e9),
-            "output_tokens_per_s": _ratio(float(done["output_tokens"].sum()), (end_ns - start_ns) / 1e9),
+            "calls_per_s": ratio(float(len(done)), (end_ns - start_ns) / 1e9),
+            "input_tokens_per_s": ratio(float(done["input_tokens"].sum()), (end_ns - start_ns) / 1e9),
+            "output_tokens_per_s": ratio(float(done["output_tokens"].sum()), (end_ns - start_ns) / 1e9),
         },
         "hit_rate": _hit_rate(window),
-        "tokens_by_source": {
-            name: int(window[f"{name}_tokens"].sum()) for name in ("gpu", "dram", "shared", "peer", "computed")
-        },
+        "tokens_by_source": {name: int(window[f"{name}_tokens"].sum()) for name in SOURCES},
         "preemptions": int(window["preemptions"].sum()),
         "load_balance": _load_balance(calls, info, busy),
         "batch_mean": batch_mean,
-        "gpu_busy": None if busy is None else _ratio(float(sum(busy)), float(len(busy) * info.virtual_ns)),
-        "tier": _tier(info),
+        "gpu_busy": None if busy is None else ratio(float(sum(busy)), float(len(busy) * info.virtual_ns)),
+        "tier": tier_summary(calls, window, (start_ns, end_ns), info.tier, tiers),
         "router_truth_gap": {
             "mean": float(np.abs(gaps).mean()) if len(gaps) else None,
             "p99": percentile(np.abs(gaps), 99),

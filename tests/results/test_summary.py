@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.results.numbers import percentile
 from harness.results.records import CallRecord, digest, to_frame
 from harness.results.runinfo import Prices
-from harness.results.summary import percentile, percentile_with_failures, summarise, to_json
+from harness.results.summary import percentile_with_failures, summarise, to_json
 from harness.results.timeline import TimelineRecorder
 from tests.results.synthetic import SHAPES, S, make_info, make_records
 
