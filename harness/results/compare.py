@@ -67,6 +67,8 @@ COLUMNS: Final = (
     Column("rate_p50", "p50", "tok/s", ("output_rate_tok_s", "p50"), number, "high", "Output"),
     Column("hit_token", "tokens", "%", ("hit_rate", "token"), percent, "high", "Hit rate"),
     Column("hit_request", "calls", "%", ("hit_rate", "request"), percent, "high", "Hit rate"),
+    Column("tiers", "tokens", "%", ("tier", "token_share"), percent, "", "Tiers"),
+    Column("restore_p90", "p90", "s", ("tier", "restores", "s", "p90"), number, "", "Restore"),
     Column("balance", "max/mean", "", ("load_balance", "busiest_over_mean"), factor, "low", "Busy"),
     Column("batch", "mean", "", ("batch_mean",), number, "", "Batch"),
     Column("gap", "mean", "%", ("router_truth_gap", "mean"), points, "low", "Truth gap"),

@@ -217,7 +217,16 @@ _TERMS = (
 )
 
 
-def glossary() -> Markup:
-    """The words of the table, short; docs/metrics.md has the full definitions."""
-    terms = [(tag("dt", term), tag("dd", text)) for term, text in _TERMS]
+_TIER_TERMS = (
+    (
+        "Tiers",
+        "Places below the GPU that hold KV: the node's memory, then shared ones; their share of the input.",
+    ),
+    ("Restore", "Bringing KV from the tiers to the GPU: fetching it to node memory, copying it; without other waits."),
+)
+
+
+def glossary(tiers: bool = False) -> Markup:
+    """The words of the table, short; docs/metrics.md has the full definitions. With `tiers` those of cache tiers."""
+    terms = [(tag("dt", term), tag("dd", text)) for term, text in (*_TERMS, *(_TIER_TERMS if tiers else ()))]
     return tag("section", tag("h2", "Words"), tag("dl", terms, class_="facts words"), id="words")

@@ -7,7 +7,8 @@ A figure is plotly JSON in which colours are names: "@run0".."@run7" (one per ru
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +19,17 @@ from harness.results.store import Run
 Figure = dict[str, Any]
 PALETTE_SIZE: Final = 8
 _DASHES: Final = ("solid", "dashdot", "longdash")
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One plot of the page. `caption` says how to read it; `wide` ones take the whole width."""
+
+    key: str
+    title: str
+    caption: str
+    make: Callable[[Sequence[Run]], Figure | None]
+    wide: bool = False
 
 
 def safe_text(text: str, limit: int = 40) -> str:

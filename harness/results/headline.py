@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from harness.results import tier_words
 from harness.results.compare import Comparison, lookup, number, percent
 
 Summary = dict[str, Any]
@@ -57,6 +58,7 @@ def headline(comparison: Comparison, summaries: Sequence[Summary]) -> Headline:
             [
                 "The 90th percentile of the time to first token is not defined for any of them.",
                 *_failures(valid),
+                *tier_words.of_several(valid),
             ],
         )
     best, name, winner = ranked[0]
@@ -67,7 +69,8 @@ def headline(comparison: Comparison, summaries: Sequence[Summary]) -> Headline:
     if lost:
         sentences.append(f"No 90th percentile for {_names(lost)}: more than one call in ten failed.")
     if len(ranked) == 1:
-        return Headline(f"Only {name} keeps nine calls in ten: p90 TTFT {number(best)} s", sentences)
+        title = f"Only {name} keeps nine calls in ten: p90 TTFT {number(best)} s"
+        return Headline(title, [*sentences, *tier_words.of_several(valid)])
     level = [label for value, label, _ in ranked if value <= best * (1 + LEVEL)]
     if len(level) > 1:
         slowest = max(value for value, label, _ in ranked if label in level)
@@ -82,7 +85,8 @@ def headline(comparison: Comparison, summaries: Sequence[Summary]) -> Headline:
     rivals = [(label, s) for _, label, s in ranked]
     if last not in level and len(ranked) > 2 and not lost:
         sentences.insert(0, f"The slowest, {last}, takes {number(worst)} s, {ratio(worst, best)}× as long.")
-    return Headline(title, [*sentences, *_why(name, winner, rivals), *_price(name, winner, rivals)])
+    words = [*_why(name, winner, rivals), *_price(name, winner, rivals), *tier_words.of_several(valid)]
+    return Headline(title, [*sentences, *words])
 
 
 def _single(comparison: Comparison, summary: Summary) -> Headline:
@@ -100,7 +104,7 @@ def _single(comparison: Comparison, summary: Summary) -> Headline:
     balance = lookup(summary, ("load_balance", "busiest_over_mean"))
     if balance is not None:
         sentences.append(f"The busiest node works {balance:.2f}× the mean.")
-    return Headline(title, sentences)
+    return Headline(title, [*sentences, *tier_words.of_one(summary)])
 
 
 def _names(labels: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ PLOTS.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +15,7 @@ from harness.results import series
 from harness.results.compare import lookup, number
 from harness.results.figure import (
     Figure,
+    Plot,
     axis_of,
     end_s,
     facets_of,
@@ -31,17 +31,6 @@ from harness.results.figure import (
 from harness.results.store import Run
 
 _HEAT_ROW_PX: Final = 2.2
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """One plot of the page. `caption` says how to read it; `wide` ones take the whole width."""
-
-    key: str
-    title: str
-    caption: str
-    make: Callable[[Sequence[Run]], Figure | None]
-    wide: bool = False
 
 
 def _ecdf(runs: Sequence[Run], what: Callable[[Any, Any], series.Points], title: str) -> Figure | None:
@@ -359,7 +348,7 @@ PLOTS: Final = (
 )
 
 
-def figures(runs: Sequence[Run]) -> dict[str, Figure]:
+def figures(runs: Sequence[Run], plots: Sequence[Plot] = PLOTS) -> dict[str, Figure]:
     """The figures that the runs have data for, by key."""
-    made = {plot.key: plot.make(runs) for plot in PLOTS}
+    made = {plot.key: plot.make(runs) for plot in plots}
     return {key: figure for key, figure in made.items() if figure is not None}

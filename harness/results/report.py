@@ -12,13 +12,15 @@ from typing import Any
 
 from harness.results.compare import Comparison, compare, groups, setting
 from harness.results.conditions import conditions, costs, glossary, repeat, validity
-from harness.results.figure import PALETTE_SIZE
+from harness.results.figure import PALETTE_SIZE, Plot
 from harness.results.headline import headline
 from harness.results.markup import Markup, tag
 from harness.results.page_shell import page
 from harness.results.plots import PLOTS, figures
 from harness.results.split_page import split_section
 from harness.results.store import Run
+from harness.results.tier_plots import TIER_PLOTS, shows_tiers
+from harness.results.tier_table import links_table, tiers_table
 
 
 def swatch(index: int, baseline: bool) -> Markup:
@@ -134,7 +136,34 @@ def _differences(runs: Sequence[Run], comparison: Comparison) -> Markup | None:
     )
 
 
-def _plots(runs: Sequence[Run], made: dict[str, Any]) -> Markup:
+def _cards(plots: Sequence[Plot], made: dict[str, Any]) -> Markup:
+    """The plots that there is data for, in the order given; two side by side."""
+    shown = [plot for plot in plots if plot.key in made]
+    cards, open_row = [], False
+    for n, plot in enumerate(shown):
+        last = n + 1 == len(shown) or shown[n + 1].wide
+        wide = plot.wide or (last and not open_row)
+        open_row = not wide and not open_row
+        cards.append(
+            tag(
+                "figure",
+                tag("figcaption", tag("h3", plot.title), tag("p", plot.caption)),
+                tag("div", id=f"plot-{plot.key}", class_="plot", style=f"height: {made[plot.key]['height']}px"),
+                class_="card wide" if wide else "card",
+            )
+        )
+    return tag("div", cards, class_="grid")
+
+
+def _tiers(runs: Sequence[Run], made: dict[str, Any], swatches: Sequence[Markup]) -> list[Markup | None]:
+    """The part on cache tiers; nothing where no run has any."""
+    if not shows_tiers(runs):
+        return []
+    heading = tag("h2", "Cache tiers below the GPU", id="tiers", class_="part")
+    return [heading, tiers_table(runs, swatches), _cards(TIER_PLOTS, made), links_table(runs, swatches)]
+
+
+def _plots(runs: Sequence[Run], made: dict[str, Any], swatches: Sequence[Markup]) -> Markup:
     chips = [
         tag(
             "button",
@@ -148,21 +177,10 @@ def _plots(runs: Sequence[Run], made: dict[str, Any]) -> Markup:
         for i, run in enumerate(runs)
     ]
     legend = tag("div", chips, class_="legend", role="group", aria_label="Runs shown in the plots")
-    shown = [plot for plot in PLOTS if plot.key in made]
-    narrow = [plot for plot in shown if not plot.wide]
-    alone = narrow[-1:] if len(narrow) % 2 else []
-    cards = [
-        tag(
-            "figure",
-            tag("figcaption", tag("h3", plot.title), tag("p", plot.caption)),
-            tag("div", id=f"plot-{plot.key}", class_="plot", style=f"height: {made[plot.key]['height']}px"),
-            class_="card wide" if plot.wide or plot in alone else "card",
-        )
-        for plot in shown
-    ]
     absent = [plot.title for plot in PLOTS if plot.key not in made]
     note = tag("p", f"Not shown, for want of data: {'; '.join(absent)}.", class_="note") if absent else None
-    return tag("section", legend if len(runs) > 1 else None, tag("div", cards, class_="grid"), note, id="plots")
+    parts = [_cards(PLOTS, made), note, *_tiers(runs, made, swatches)]
+    return tag("section", legend if len(runs) > 1 else None, parts, id="plots")
 
 
 def render_html(runs: Sequence[Run]) -> str:
@@ -170,6 +188,8 @@ def render_html(runs: Sequence[Run]) -> str:
     comparison = compare([run.summary for run in runs])
     head = headline(comparison, [run.summary for run in runs])
     made = figures(runs)
+    if shows_tiers(runs):
+        made |= figures(runs, TIER_PLOTS)
     swatches = [swatch(i, run.info.is_baseline) for i, run in enumerate(runs)]
     name = runs[0].info.name or "experiment"
     body = [
@@ -192,11 +212,11 @@ def render_html(runs: Sequence[Run]) -> str:
             _differences(runs, comparison),
             split_section(runs),
             validity(runs, comparison, bad=False),
-            _plots(runs, made),
+            _plots(runs, made, swatches),
             conditions(runs, swatches),
             costs(runs, swatches),
             repeat(runs, swatches),
-            glossary(),
+            glossary(shows_tiers(runs)),
         ),
     ]
     return page(f"{name}: {head.title}", body, made)

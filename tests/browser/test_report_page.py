@@ -10,8 +10,17 @@ import pytest
 
 from harness.results.plots import PLOTS
 from harness.results.store import write_comparison, write_run
+from harness.results.tier_plots import TIER_PLOTS
 from tests.browser.page import Page
-from tests.results.synthetic import SHAPES, Shape, make_info, make_records, make_timeline
+from tests.results.synthetic import (
+    SHAPES,
+    Shape,
+    make_info,
+    make_records,
+    make_tiers,
+    make_timeline,
+    with_tier_tokens,
+)
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><b>%{x}"
 
@@ -31,6 +40,42 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _comparison(tmp_path_factory.mktemp("report"), SHAPES, 3000)
 
 
+@pytest.fixture(scope="module")
+def tiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three arms: two with tiers, one of which has a slow store, and one without."""
+    dir = tmp_path_factory.mktemp("tiers")
+    nodes = [e // 8 for e in range(64)]
+    runs = []
+    for i, (shape, busy) in enumerate(zip(SHAPES, (0.3, 0.98, None), strict=False)):
+        records = make_records(shape, 1000, hours=0.5)
+        facts, data = (None, None) if busy is None else make_tiers(with_tier_tokens(records), busy=busy)
+        info = make_info(shape, records, notes=[HOSTILE], window_ns=(0, None), tier=facts)
+        runs.append(write_run(dir / f"run{i}", records, info, make_timeline(records, nodes), data, report=False))
+    return write_comparison(dir, runs)
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_page_with_tiers_shows_them_all(page: Page, tiers: Path, width: int, dark: bool) -> None:
+    page.open(tiers, width, dark=dark)
+    assert page.console() == []
+    drawn = page.js("return [...document.querySelectorAll('.plot')].map(p => [p.id, p.querySelectorAll('svg').length])")
+    assert [id for id, _ in drawn] == [f"plot-{plot.key}" for plot in (*PLOTS, *TIER_PLOTS)]
+    assert all(svgs >= 1 for _, svgs in drawn)
+    lines = "return document.querySelectorAll('#plot-{} .scatterlayer .trace').length"
+    counts = {key: page.js(lines.format(f"tier-{key}")) for key in ("restore", "read", "write", "node", "shared")}
+    assert counts == {"restore": 4, "read": 4, "write": 4, "node": 4, "shared": 2}
+    assert page.js("return document.querySelectorAll('table.tiers tbody tr').length") == 4
+    assert page.js("return document.querySelectorAll('table.links tbody tr').length") == 6
+    assert page.js("return document.documentElement.scrollWidth") <= width
+    assert any(
+        "store \u2192 switch" in s
+        for s in page.js("return [...document.querySelectorAll('.answer li')].map(e => e.textContent)")
+    )
+    page.js("document.querySelectorAll('.chip')[0].click()")
+    assert page.js(lines.format("tier-restore")) == 2
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_page_is_drawn_without_complaints(page: Page, report: Path, width: int, dark: bool) -> None:
@@ -47,8 +92,9 @@ def test_page_is_drawn_without_complaints(page: Page, report: Path, width: int, 
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_no_text_of_a_plot_leaves_its_card(page: Page, report: Path, width: int) -> None:
-    page.open(report, width)
+@pytest.mark.parametrize("kind", ["report", "tiers"])
+def test_no_text_of_a_plot_leaves_its_card(page: Page, kind: str, request: pytest.FixtureRequest, width: int) -> None:
+    page.open(request.getfixturevalue(kind), width)
     outside = page.js(
         """
         const found = [];

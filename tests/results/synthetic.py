@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from harness.results.records import CallRecord
 from harness.results.runinfo import LoadFacts, Prices, RunInfo
+from harness.results.tier_data import LINK_COLUMNS, RESTORE_COLUMNS, SERIES_COLUMNS, TierData
 from harness.results.timeline import Timeline, TimelineRecorder
 
 S = 1_000_000_000
@@ -192,3 +194,96 @@ def make_info(shape: Shape, records: list[CallRecord], nodes: int = 8, per_node:
         "versions": {"harness": "0.1.0", "python": "3.11.7", "polars": "2.1.0"},
     }
     return RunInfo(**(fields | changes))
+
+
+def with_tier_tokens(records: list[CallRecord]) -> list[CallRecord]:
+    """Moves half of what the GPU held to node DRAM and a quarter to a shared tier."""
+    for record in records:
+        record.dram_tokens, record.shared_tokens = record.gpu_tokens // 2, record.gpu_tokens // 4
+        record.gpu_tokens -= record.dram_tokens + record.shared_tokens
+        record.restore_ns = 0
+    return records
+
+
+def make_tiers(
+    records: list[CallRecord], nodes: int = 8, busy: float = 0.6, seed: int = 1
+) -> tuple[dict[str, Any], TierData]:
+    """Facts and tables of a run with node DRAM and one shared tier; `busy`: use of the store's link."""
+    rng = np.random.default_rng([seed, 3])
+    end_ns = max((r.finish_ns or 0 for r in records), default=S)
+    bins = 300
+    width = -(-end_ns // bins)
+    starts = [b * width for b in range(bins)]
+    capacity = 100 * 10**9
+    rows: list[tuple[Any, ...]] = []
+
+    def add(kind: str, name: str, values: Any, highs: Any = None) -> None:
+        for b, start in enumerate(starts):
+            rows.append((kind, name, start, width, int(values[b]), None if highs is None else int(highs[b])))
+
+    flow = busy * capacity * rng.uniform(0.4, 1.2, bins).clip(0, 1 / max(busy, 0.01)) * width / S
+    for name, share in (("dram", 1.6), ("store", 1.0)):
+        add("read", name, flow * share)
+        add("write", name, flow * share / 10)
+    add("link", "store>switch", flow)
+    level = 400 * 2**30 * (1 - np.exp(-np.linspace(0, 6, bins)))
+    for node in range(nodes):
+        add("resident", f"dram/{node}", level * rng.uniform(0.8, 1), level)
+    add("resident", "store", level * nodes, level * nodes)
+    kinds = (("host>gpu", 63, 64, 0.2), ("switch>host", 50, nodes, 0.5), ("store>switch", 100, 1, 1.0))
+    links = []
+    for kind, gbytes, count, share in kinds:
+        use = busy * share
+        values = (kind, gbytes * 10**9, int(use * gbytes * end_ns), use, min(1.0, use * 1.4), use, max(0.0, use - 0.5))
+        busiest = dict(zip([c for c in LINK_COLUMNS if c != "kind"], values, strict=True))
+        links.append({"kind": kind, "links": count, "bytes": count * values[2], "busiest": busiest})
+    restored = [r for r in records if r.dram_tokens and r.admitted_ns]
+    took = rng.lognormal(-3, 1, (2, len(restored)))
+    table = pl.DataFrame(
+        {
+            "call_id": [r.call_id for r in restored],
+            "node": [r.node for r in restored],
+            "outcome": [
+                "failed" if i % 97 == 5 else "cancelled" if i % 97 == 6 else "loaded" for i in range(len(restored))
+            ],
+            "tier": ["store" if i % 3 else "dram" for i in range(len(restored))],
+            "bytes": [r.dram_tokens * 50_000 for r in restored],
+            "asked_ns": [r.arrival_ns for r in restored],
+            "answered_ns": [r.arrival_ns + (int(took[0][i] * S) if i % 3 else 0) for i, r in enumerate(restored)],
+            "started_ns": [r.admitted_ns for r in restored],
+            "ended_ns": [(r.admitted_ns or 0) + int(took[1][i] * S) for i, r in enumerate(restored)],
+            "dram_tokens": [r.dram_tokens for r in restored],
+            "store_tokens": [r.shared_tokens if i % 3 else 0 for i, r in enumerate(restored)],
+        },
+        schema=RESTORE_COLUMNS | {"dram_tokens": pl.Int64, "store_tokens": pl.Int64},
+    )
+    rates = {f"{way}_bytes_per_s_{what}": busy * 6e10 for way in ("read", "write") for what in ("mean", "p99")}
+    account = {
+        "resident_bytes": 10**12,
+        "read_bytes": 10**14,
+        "written_bytes": 9 * 10**12,
+        "promoted_bytes": 0,
+        "evicted_bytes": 3 * 10**12,
+        "evicted_unread_bytes": 2 * 10**12,
+        "expired_bytes": 10**12,
+        "skipped_bytes": 10**12,
+        "lookups": len(records),
+        "asked_tokens": 10**9,
+        "hit_tokens": 5 * 10**8,
+        "resident_bytes_mean": 3e11,
+        **rates,
+    }
+    facts = {
+        **rates,
+        "resident_bytes_per_node_max": 400 * 2**30,
+        "interval_s": 1.0,
+        "kv_bytes_per_token": 50_000,
+        "computed_again_tokens": sum(r.input_tokens for r in records) // 20,
+        "tiers": [
+            {"name": "dram", "kind": "node", "capacity_bytes": 512 * 2**30, "peak_bytes": 400 * 2**30, **account},
+            {"name": "store", "kind": "shared", "capacity_bytes": None, "peak_bytes": 3200 * 2**30, **account},
+        ],
+        "links": links,
+    }
+    frames = (pl.DataFrame(rows, schema=SERIES_COLUMNS, orient="row"), pl.DataFrame(schema=LINK_COLUMNS))
+    return facts, TierData(frames[0], frames[1], table)
