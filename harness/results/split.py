@@ -11,13 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from fake_workers.engine.totals import gap_percentile_s
-
-Floats = NDArray[np.float64]
+from harness.results.numbers import spread
 
 
 @dataclass(slots=True)
@@ -62,7 +59,7 @@ def disaggregation(done: pl.DataFrame, facts: dict[str, Any] | None, virtual_ns:
         return None
     split = split_calls(done)
     parts = {
-        name: spread_s(split.select(part.alias("v"))["v"].cast(pl.Float64).to_numpy() / 1e9)
+        name: spread(split.select(part.alias("v"))["v"].cast(pl.Float64).to_numpy() / 1e9)
         for name, part in TTFT_PARTS.items()
     }
     moved = split.filter(pl.col("transfer_end_ns").is_not_null())
@@ -74,19 +71,12 @@ def disaggregation(done: pl.DataFrame, facts: dict[str, Any] | None, virtual_ns:
         "calls": len(split),
         "share": len(split) / len(done) if len(done) else None,
         "ttft_parts_s": parts,
-        "transfer_bytes": spread_s(nbytes),
-        "transfer_bytes_per_s": spread_s(rates),
+        "transfer_bytes": spread(nbytes),
+        "transfer_bytes_per_s": spread(rates),
         "kv_bytes_per_s_mean": facts["bytes"] / max(virtual_ns / 1e9, 1e-9),
         "decode_hit_rate": int(split["decode_hit_tokens"].sum() or 0) / asked if asked else None,
         **facts,
     }
-
-
-def spread_s(values: Floats) -> dict[str, float | None]:
-    """Mean and percentiles."""
-    if not len(values):
-        return dict.fromkeys(("mean", "p50", "p90", "p99"))
-    return {"mean": float(values.mean()), **{f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 99)}}
 
 
 def token_gaps(workers: list[WorkerFacts]) -> dict[str, float | None]:

@@ -16,9 +16,10 @@ from typing import Any, Final
 from harness.errors import InputError
 from harness.experiment import Experiment
 from harness.load.arrivals import session_starts_ns
+from harness.results.numbers import percentile
 from harness.results.records import COMPLETED
 from harness.results.store import load_run
-from harness.results.summary import measured, percentile
+from harness.results.summary import measured
 from harness.results.summary import output_rates as rates_of
 from harness.sweep.points import Point
 from harness.sweep.pool import Ended

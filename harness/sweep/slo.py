@@ -12,8 +12,9 @@ import numpy as np
 import polars as pl
 
 from harness.errors import InputError
+from harness.results.numbers import Floats, seconds
 from harness.results.records import COMPLETED, IN_FLIGHT
-from harness.results.summary import E2E, TTFT, Floats, output_rates, percentile_with_failures, seconds
+from harness.results.summary import E2E, TTFT, output_rates, percentile_with_failures
 
 _TIMES: Final = {"e2e": E2E, "ttft": TTFT}
 _NAME: Final = re.compile(r"(e2e|ttft)_p(\d{1,2})_s|(output_rate)_p(\d{1,2})_tok_s")
