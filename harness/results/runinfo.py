@@ -133,7 +133,7 @@ def read_info(path: Path) -> RunInfo:
                 f"schema {schema}, this harness reads {RUN_SCHEMA}",
                 "use the version that wrote it",
             )
-        return msgspec.convert(document, RunInfo)
+        return msgspec.convert(document, RunInfo, str_keys=True)
     except FileNotFoundError:
         raise InputError(str(path), "no such file", "give the folder that a run wrote") from None
     except msgspec.MsgspecError as error:
