@@ -185,10 +185,10 @@ def _write(out: Path, simulation: Simulation, info: RunInfo, tiers: TierData | N
             simulation.records,
             info,
             timeline,
-            tiers,
             arrived=simulation.counts.arrived,
             drained=complete,
             report=bool(info.experiment["output"]["report"]),
+            tiers=tiers,
         )
     except (OSError, pl.exceptions.PolarsError) as error:
         raise ComponentError(

@@ -60,10 +60,10 @@ def write_run(
     records: Sequence[CallRecord],
     info: RunInfo,
     timeline: Timeline | None = None,
-    tiers: TierData | None = None,
     arrived: int | None = None,
     drained: bool = False,
     report: bool = True,
+    tiers: TierData | None = None,
 ) -> Run:
     """Write calls.parquet, timeline.parquet, the tables of tiers, run.json, experiment.resolved.yaml, summary.json
     and report.html.

@@ -50,7 +50,7 @@ def tiers(tmp_path_factory: pytest.TempPathFactory) -> Path:
         records = make_records(shape, 1000, hours=0.5)
         facts, data = (None, None) if busy is None else make_tiers(with_tier_tokens(records), busy=busy)
         info = make_info(shape, records, notes=[HOSTILE], window_ns=(0, None), tier=facts)
-        runs.append(write_run(dir / f"run{i}", records, info, make_timeline(records, nodes), data, report=False))
+        runs.append(write_run(dir / f"run{i}", records, info, make_timeline(records, nodes), tiers=data, report=False))
     return write_comparison(dir, runs)
 
 

@@ -26,7 +26,7 @@ def _run(dir: Path, busy: float = 0.4, tiers: bool = True) -> Run:
     facts, data = make_tiers(with_tier_tokens(records), busy=busy) if tiers else (None, None)
     info = make_info(SHAPES[0], records, tier=facts)
     timeline = make_timeline(records, [e // 8 for e in range(64)])
-    return write_run(dir, records, info, timeline, data, report=False)
+    return write_run(dir, records, info, timeline, tiers=data, report=False)
 
 
 def test_a_run_is_the_same_when_it_is_read_back(tmp_path: Path) -> None:
