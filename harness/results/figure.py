@@ -116,13 +116,23 @@ def facets_of(
     base: float = 0.0,
     height: int = 60,
 ) -> Figure | None:
-    """Horizontal bars, one row per run, one panel per (title, values, top of the axis, unit of the written
+    """`facets_of_values` with one row per run."""
+    return facets_of_values([run.info.title for run in runs], facets, base, height)
+
+
+def facets_of_values(
+    labels: Sequence[str],
+    facets: Sequence[tuple[str, list[float | None], float, str]],
+    base: float = 0.0,
+    height: int = 60,
+) -> Figure | None:
+    """Horizontal bars, one row per label, one panel per (title, values, top of the axis, unit of the written
     value).
     """
     shown = [f for f in facets if any(v is not None for v in f[1])]
     if not shown:
         return None
-    rows = list(range(len(runs)))
+    rows = list(range(len(labels)))
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {}
     gap = 0.06
@@ -142,7 +152,7 @@ def facets_of(
         layout[f"yaxis{axis}"] = {
             "autorange": "reversed",
             "tickvals": rows,
-            "ticktext": [safe_text(run.info.title, 24) for run in runs],
+            "ticktext": [safe_text(label, 24) for label in labels],
             "showticklabels": n == 0,
             "showgrid": False,
             "zeroline": False,
@@ -171,8 +181,8 @@ def facets_of(
     return {
         "data": data,
         "layout": layout,
-        "height": height + 34 * len(runs),
-        "panel_height": 50 + 28 * len(runs),
+        "height": height + 34 * len(labels),
+        "panel_height": 50 + 28 * len(labels),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,10 @@ from rich.table import Table
 
 from harness.errors import InputError
 from harness.runner import command_line
+from harness.studies import finding_text
+from harness.studies.anatomy import kv_size_markdown, kv_sizes, workload, workload_data, workload_markdown
+from harness.studies.finding import Finding, Scale, finding_names, load_finding
+from harness.studies.finding_run import run_finding
 from harness.studies.ladder import RELEASES, ladder_names, load_ladder
 from harness.studies.llmd import Options, run_ladder
 from harness.studies.page import render_page
@@ -36,12 +41,23 @@ PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
 def study_list(as_json: AsJson = False) -> None:
     """Studies that ship."""
     ladders = [load_ladder(name) for name in ladder_names()]
+    findings = [load_finding(name) for name in finding_names()]
     if as_json:
         rows = [
             {"study": "llmd", "name": one.name, "title": one.title, "arms": list(one.arms), "source": one.source}
             for one in ladders
         ]
         rows += [{"study": name, "name": name, "title": title} for name, title in TABLE_STUDIES.items()]
+        rows += [
+            {
+                "study": found.name,
+                "name": found.name,
+                "title": found.title,
+                "arms": [arm.name for arm in found.arms],
+                "source": found.source,
+            }
+            for found in findings
+        ]
         print(json.dumps(rows, indent=2))
         return
     table = Table(box=None, header_style="bold")
@@ -51,6 +67,8 @@ def study_list(as_json: AsJson = False) -> None:
         table.add_row(f"harness study llmd {one.name}", one.title, ", ".join(one.arms))
     for name, title in TABLE_STUDIES.items():
         table.add_row(f"harness study {name}", title, "")
+    for found in findings:
+        table.add_row(f"harness study {found.name}", found.title, ", ".join(arm.name for arm in found.arms))
     Console(width=max(120, Console().width)).print(table)
 
 
@@ -138,6 +156,84 @@ def study_llmd(
         return
     Console(width=max(140, Console().width)).print(Markdown(text))
     print(f"page: {folder / PAGE}")
+
+
+@app.command("kv-size")
+def study_kv_size(as_json: AsJson = False) -> None:
+    """How large the KV cache of agentic calls is, next to published sizes (a second; runs nothing)."""
+    sizes = kv_sizes()
+    if as_json:
+        print(json.dumps([asdict(size) for size in sizes], indent=2))
+        return
+    Console(width=max(140, Console().width)).print(Markdown(kv_size_markdown(sizes)))
+
+
+@app.command("workload")
+def study_workload(
+    scale: Annotated[str, typer.Option(help="small: one seed; full: three.")] = "small",
+    as_json: AsJson = False,
+) -> None:
+    """The anatomy of agentic traffic: the generated load next to the published trace's statistics."""
+    _check("--scale", scale, ("small", "full"))
+    seeds = [1] if scale == "small" else [1, 2, 3]
+    rows = workload(seeds)
+    if as_json:
+        print(json.dumps(workload_data(rows, seeds), indent=2))
+        return
+    Console(width=max(140, Console().width)).print(Markdown(workload_markdown(rows, seeds)))
+
+
+def _finding_command(name: str, title: str) -> None:
+    """One command per finding that ships."""
+
+    @app.command(name, help=f"{title} (docs/studies/findings.md)")
+    def study(
+        scale: Annotated[str, typer.Option(help="small: a few sessions, minutes; full: as published.")] = "small",
+        out: Annotated[
+            Path | None,
+            typer.Option("--out", metavar="DIR", help="Where to write; what has run there is not repeated."),
+        ] = None,
+        seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds per arm.")] = 1,
+        jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at one time.")] = 1,
+        as_json: AsJson = False,
+    ) -> None:
+        _run_finding(load_finding(name), scale, out, seeds, jobs, as_json)
+
+
+def _run_finding(finding: Finding, scale: str, out: Path | None, seeds: int, jobs: int, as_json: bool) -> None:
+    _check("--scale", scale, ("small", "full"))
+    folder = out or Path("runs") / f"study-{finding.name}-{scale}"
+    command = command_line("harness", *sys.argv[1:])
+    size: Scale = "small" if scale == "small" else "full"
+    result = run_finding(finding, size, folder, seeds=seeds, jobs=jobs, show_progress=not as_json)
+    document = finding_text.as_data(result, command)
+    text = finding_text.markdown(result, command)
+    (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (folder / TABLE).write_text(text, encoding="utf-8")
+    (folder / PAGE).write_text(finding_text.render_page(result, command), encoding="utf-8")
+    if as_json:
+        print(json.dumps(document, indent=2))
+        return
+    Console(width=max(140, Console().width)).print(Markdown(text))
+    print(f"page: {folder / PAGE}")
+
+
+@app.command("finding")
+def study_finding(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A finding of your own (docs/studies/findings.md).")],
+    scale: Annotated[str, typer.Option(help="small or full, as the file defines them.")] = "small",
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds per arm.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at one time.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Run a finding from a file of your own: arms, published figures and directions as data."""
+    name = str(file)
+    _run_finding(load_finding(name if "/" in name else f"./{name}"), scale, out, seeds, jobs, as_json)
+
+
+for _name in finding_names():
+    _finding_command(_name, load_finding(_name).title)
 
 
 def _check(where: str, value: str, allowed: tuple[str, ...]) -> None:

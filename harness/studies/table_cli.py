@@ -20,6 +20,8 @@ TABLE_STUDIES = {
     "restore": "Restoring a prefix from DRAM or a peer against computing it again, by length",
     "storage": "A storage tier (Lustre) below node DRAM on a fleet under load, Llama-3.3-70B",
     "shared-bandwidth": "The shared tier's bandwidth cut step by step, and what that does to the tail of TTFT",
+    "workload": "What is agentic traffic made of?",
+    "kv-size": "How large is the KV cache of agentic calls?",
 }
 
 Scale = Annotated[str, typer.Option(help="small: minutes; full: everything.")]

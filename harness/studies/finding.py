@@ -1,0 +1,217 @@
+"""A published finding as data: one experiment, its arms, what was published, and which way the numbers must go.
+
+The files are in data/findings; a user's own has the same fields. Figures name a number of summary.json by its dotted
+path; `derived` adds what a reader counts per call or in other units.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.arms import vary
+from harness.cache.base import NODE_DRAM
+from harness.errors import InputError
+from harness.experiment import Experiment, validated
+
+DATA = Path(__file__).parent / "data" / "findings"
+Summary = dict[str, Any]
+Scale = Literal["small", "full"]
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GeneratedTrace(Strict):
+    """The load: made by `harness trace generate`, so that a study needs no file."""
+
+    profile: str = Field("claude-code", description="profile of the generator")
+    seed: int = Field(1, ge=0)
+    sessions: Annotated[int, Field(ge=1)] = 393
+
+
+class Variant(Strict):
+    """One arm, or one scale: fields of the experiment that it sets."""
+
+    name: str = Field(pattern=r"^[\w.,+ -]+$")
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class FindingScale(Strict):
+    """What a scale changes: the trace's size, and fields of the experiment."""
+
+    sessions: Annotated[int, Field(ge=1)] | None = None
+    set: dict[str, Any] = Field(default_factory=dict)
+    arms: list[str] | None = Field(None, description="only these arms")
+
+
+class Figure(Strict):
+    """A published number beside ours: the number at `path` of an arm, alone or against another arm."""
+
+    name: str
+    path: str
+    arm: str
+    over: str | None = Field(None, description="divide by the number of this arm")
+    minus: str | None = Field(None, description="subtract the number of this arm")
+    scale: float = Field(1.0, description="factor on the result, for its unit")
+    unit: str = ""
+    published: float | tuple[float, float] | None = Field(None, description="a number, or a published range")
+    because: str = Field("", description="why ours differs, in a plain sentence, by evidence")
+
+
+class Check(Strict):
+    """A direction that must come out at any scale: the number rises (or falls) along these arms."""
+
+    path: str
+    rising: list[str] | None = None
+    falling: list[str] | None = None
+    says: str
+
+
+class Finding(Strict):
+    """One study."""
+
+    name: str = Field(pattern=r"^[\w.+-]+$")
+    title: str
+    question: str
+    source: str
+    trace: GeneratedTrace = Field(default_factory=lambda: GeneratedTrace())
+    experiment: dict[str, Any]
+    scales: dict[Scale, FindingScale]
+    arms: list[Variant]
+    figures: list[Figure] = Field(default_factory=list)
+    shown: dict[str, str] = Field(description="columns of the table of all arms: title with unit -> path")
+    checks: list[Check]
+    notes: list[str] = Field(default_factory=list)
+
+    def experiment_of(self, arm: Variant, scale: Scale, trace: Path, seed: int) -> Experiment:
+        """The arm's experiment at a scale."""
+        document = {
+            **self.experiment,
+            "name": self.name,
+            "seed": seed,
+            "trace": {**self.experiment.get("trace", {}), "path": str(trace)},
+        }
+        where = f"study {self.name}, arm {arm.name}"
+        return vary(validated(document, where), {**self.scales[scale].set, **arm.set}, where)
+
+    def arms_at(self, scale: Scale) -> list[Variant]:
+        """The arms that run at a scale."""
+        wanted = self.scales[scale].arms
+        return [arm for arm in self.arms if wanted is None or arm.name in wanted]
+
+
+def finding_names() -> list[str]:
+    """Studies that ship."""
+    return sorted(path.stem for path in DATA.glob("*.yaml") if not path.stem.startswith("_"))
+
+
+def load_finding(name_or_path: str) -> Finding:
+    """A shipped study by name, or a user's own by path; `base: FILE` in it names a file whose fields it takes over."""
+    path = DATA / f"{name_or_path}.yaml"
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        path = Path(name_or_path)
+    document = _read(path)
+    base = document.pop("base", None)
+    if base is not None:
+        document = _over(_read(path.parent / str(base)), document)
+    try:
+        return Finding.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise InputError(str(path), f"field {field}: {first['msg']}", "see docs/studies/findings.md") from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError:
+        known = ", ".join(finding_names())
+        raise InputError(str(path), "no such study", f"choose one of: {known}; or give a file") from None
+    except yaml.YAMLError as error:
+        raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})", "correct the syntax") from None
+    if not isinstance(document, dict):
+        raise InputError(str(path), "holds no mapping", "see docs/studies/findings.md")
+    return document
+
+
+def _over(base: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """`more` laid over `base`, section by section."""
+    merged = dict(base)
+    for key, value in more.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = _over(merged[key], value) if both else value
+    return merged
+
+
+def derived(summary: Summary, nodes: int) -> Summary:
+    """The summary with `derived`: numbers per call, per node and in other units (None where there are none)."""
+    sources = summary["tokens_by_source"]
+    calls = summary["measured"]["calls"]
+    total = sum(sources.values())
+    restored = sources["dram"] + sources["shared"] + sources["peer"]
+    tier = summary.get("tier") or {}
+    below = [entry["peak_bytes"] for entry in tier.get("tiers", []) if entry["name"] != NODE_DRAM]
+    numbers = {
+        "computed_tokens_per_call": sources["computed"] / calls if calls else None,
+        "restored_share": restored / total if total else None,
+        "shared_share": sources["shared"] / total if total else None,
+        "dram_share": sources["dram"] / total if total else None,
+        "gpu_share": sources["gpu"] / total if total else None,
+        "shared_tib_per_node_max": sum(below) / 2**40 / nodes if below else None,
+    }
+    return {**summary, "derived": numbers}
+
+
+def number_at(summary: Summary, path: str) -> float | None:
+    """The number at a dotted path; None where it does not apply."""
+    value: Any = summary
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, dict) else None
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def ours(figure: Figure, summaries: dict[str, Summary]) -> float | None:
+    """The figure from the arms' summaries; None where an arm has not run or has no such number."""
+    values = [
+        number_at(summaries[arm], figure.path) if arm in summaries else None
+        for arm in (figure.arm, figure.over, figure.minus)
+        if arm is not None
+    ]
+    if any(value is None for value in values):
+        return None
+    result = values[0]
+    assert result is not None
+    if figure.over is not None:
+        divisor = values[1]
+        if not divisor:
+            return None
+        result /= divisor
+    if figure.minus is not None:
+        result -= values[-1] or 0.0
+    return result * figure.scale
+
+
+def broken(check: Check, summaries: dict[str, Summary], unit: float = 1e-12) -> str | None:
+    """What is wrong with a direction, or None: along the arms no step goes the other way, and the ends differ."""
+    names = check.rising or check.falling or []
+    known = [name for name in names if name in summaries]
+    values = [number_at(summaries[name], check.path) for name in known]
+    if len(known) < 2:
+        return None
+    told = ", ".join(f"{name} {value}" for name, value in zip(known, values, strict=True))
+    if any(value is None for value in values):
+        return f"{check.says}: no number at {check.path} ({told})"
+    sign = 1.0 if check.rising else -1.0
+    steps = [sign * ((b or 0.0) - (a or 0.0)) for a, b in pairwise(values)]
+    if min(steps) < -unit or sum(steps) <= unit:
+        return f"{check.says}: not so ({check.path}: {told})"
+    return None

@@ -1,0 +1,82 @@
+"""Runs a finding's arms side by side, each in a process and a folder of its own; what has run is not run again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from harness.errors import ComponentError
+from harness.results.store import SUMMARY
+from harness.studies.finding import Finding, Scale, Summary, derived
+from harness.sweep.points import Point
+from harness.sweep.pool import Listed, Processes, claim, drive
+from harness.trace.generate import generate_sessions
+from harness.trace.profile import load_profile
+from harness.trace.write import write_trace
+
+RECORD = "study-points.json"
+
+
+@dataclass(slots=True)
+class FindingResult:
+    """Summaries by arm: the numbers are means over seeds; `runs` has every run's own."""
+
+    finding: Finding
+    scale: Scale
+    arms: dict[str, Summary]
+    runs: dict[str, list[Summary]]
+
+
+def run_finding(
+    finding: Finding, scale: Scale, out: Path, *, seeds: int = 1, jobs: int = 1, show_progress: bool = True
+) -> FindingResult:
+    """Run what has not run yet. ComponentError names the arms that failed; the others are kept."""
+    chosen = finding.scales[scale]
+    sessions = chosen.sessions or finding.trace.sessions
+    made = finding.trace
+    trace = out.resolve() / f"trace-{made.profile}-{made.seed}-{sessions}.jsonl.gz"
+    numbers = [made.seed + n for n in range(seeds)]
+    points = [
+        Point(
+            f"{arm.name},seed={seed}" if seeds > 1 else arm.name,
+            {"arm": arm.name, "seed": str(seed)},
+            finding.experiment_of(arm, scale, trace, seed),
+        )
+        for arm in finding.arms_at(scale)
+        for seed in numbers
+    ]
+    claim(out, {"study": finding.name, "scale": scale, "seeds": seeds}, RECORD)
+    if not trace.exists():
+        partial = trace.with_name(f"part-{trace.name}")
+        write_trace(partial, generate_sessions(load_profile(made.profile), made.seed, sessions))
+        partial.rename(trace)
+    ended = drive(Listed(points), out, Processes(jobs), f"study {finding.name}", 0, show_progress=show_progress)
+    bad = [result for result in ended if result.code]
+    if bad:
+        lines = "\n".join(f"{result.name}: {result.error}" for result in bad)
+        raise ComponentError("study", f"{len(bad)} of {len(ended)} runs failed\n{lines}", f"the others are in {out}")
+    runs: dict[str, list[Summary]] = {}
+    for point in points:
+        summary = json.loads((out / point.name / SUMMARY).read_text(encoding="utf-8"))
+        runs.setdefault(point.values["arm"], []).append(derived(summary, point.experiment.cluster.nodes))
+    return FindingResult(finding, scale, {arm: mean_of(some) for arm, some in runs.items()}, runs)
+
+
+def mean_of(summaries: list[Summary]) -> Summary:
+    """Every number's mean over runs; what is no number, or not in all of them, is the first one's."""
+    if len(summaries) == 1:
+        return summaries[0]
+    return {key: _mean([s.get(key) for s in summaries]) for key in summaries[0]}
+
+
+def _mean(values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        some = [value for value in values if isinstance(value, dict)]
+        return {key: _mean([value.get(key) for value in some]) for key in first}
+    if all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
+        return fmean(values)
+    return first

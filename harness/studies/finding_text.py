@@ -1,0 +1,203 @@
+"""A finding's result as data, as Markdown and as a page: published, ours, ratio, and why they differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.results.compare import number
+from harness.results.figure import facets_of_values
+from harness.results.markup import Markup, tag
+from harness.results.page_shell import page
+from harness.studies.finding import Figure, broken, number_at, ours
+from harness.studies.finding_run import FindingResult
+
+
+def as_data(result: FindingResult, command: str) -> dict[str, Any]:
+    """Small JSON: what was run, with which digests and versions, and every figure."""
+    finding = result.finding
+    return {
+        "study": finding.name,
+        "scale": result.scale,
+        "command": command,
+        "source": finding.source,
+        "figures": [
+            {
+                "name": figure.name,
+                "unit": figure.unit,
+                "published": figure.published,
+                "ours": ours(figure, result.arms),
+                "because": figure.because,
+            }
+            for figure in finding.figures
+        ],
+        "arms": {
+            arm: {title: number_at(summary, path) for title, path in finding.shown.items()}
+            for arm, summary in result.arms.items()
+        },
+        "directions": [{"says": check.says, "holds": broken(check, result.arms) is None} for check in finding.checks],
+        "runs": [
+            {
+                "arm": arm,
+                "seed": run["seed"],
+                "digest": run["digest"],
+                "valid": run["validity"]["valid"],
+                "reasons": run["validity"]["reasons"],
+                "router": {k: run["router"][k] for k in ("release", "sha256", "config")},
+                "cache": run["cache"],
+                "calls": run["load"]["calls"],
+                "sessions": run["load"]["sessions"],
+                "virtual_s": run["virtual_s"],
+                "wall_s": run["wall_s"],
+                "cpu_s": run["cpu_s"],
+                "peak_rss_bytes": run["peak_rss_bytes"],
+            }
+            for arm, runs in result.runs.items()
+            for run in runs
+        ],
+    }
+
+
+def markdown(result: FindingResult, command: str) -> str:
+    """The study's table for a terminal and for docs/studies."""
+    finding = result.finding
+    lines = [f"## {finding.title}", "", finding.question, "", f"Published: {finding.source}", ""]
+    if finding.figures:
+        lines += ["| figure | published | ours | ratio | why |", "| --- | ---: | ---: | ---: | --- |"]
+        for figure in finding.figures:
+            cells = figure_cells(figure, ours(figure, result.arms))
+            lines.append(f"| {figure.name} | {' | '.join(cells)} | {figure.because} |")
+        lines.append("")
+    titles = list(finding.shown)
+    lines += [f"| arm | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
+    for arm, summary in result.arms.items():
+        lines.append(f"| {arm} | {' | '.join(arm_cells(summary, list(finding.shown.values())))} |")
+    lines += [""]
+    for check in finding.checks:
+        wrong = broken(check, result.arms)
+        lines.append(f"- {check.says}: {'yes' if wrong is None else 'NO'}" + (f" ({wrong})" if wrong else ""))
+    lines += [f"- {note}" for note in (*finding.notes, *run_notes(result))]
+    lines += ["", f"`{command}`, scale {result.scale}", ""]
+    return "\n".join(lines)
+
+
+def figure_cells(figure: Figure, value: float | None) -> list[str]:
+    """Published, ours and their ratio."""
+    unit = f" {figure.unit}" if figure.unit else ""
+    published, ratio = "-", "-"
+    if isinstance(figure.published, tuple):
+        published = f"{figure.published[0]:g} to {figure.published[1]:g}{unit}"
+    elif figure.published is not None:
+        published = f"{figure.published:g}{unit}"
+        if value is not None and figure.published:
+            ratio = f"{value / figure.published:.2f}"
+    return [published, "-" if value is None else f"{number(value)}{unit}", ratio]
+
+
+def arm_cells(summary: dict[str, Any], paths: list[str]) -> list[str]:
+    """An arm's numbers as text."""
+    values = [number_at(summary, path) for path in paths]
+    return ["-" if value is None else number(value) for value in values]
+
+
+def run_notes(result: FindingResult) -> list[str]:
+    """What the runs say of themselves, each once."""
+    notes: dict[str, None] = {}
+    for arm, runs in result.runs.items():
+        for run in runs:
+            for reason in run["validity"]["reasons"]:
+                notes[f"{arm} is not valid: {reason}"] = None
+            for note in run["validity"]["notes"]:
+                notes[note] = None
+    return list(notes)
+
+
+def render_page(result: FindingResult, command: str) -> str:
+    """The whole page as HTML."""
+    finding = result.finding
+    arms = list(result.arms)
+    figures: dict[str, Any] = {}
+    cards = []
+    for n, (title, path) in enumerate(finding.shown.items()):
+        values = [number_at(result.arms[arm], path) for arm in arms]
+        figure = facets_of_values(
+            arms, [(title, values, max((v or 0.0 for v in values), default=1.0) * 1.3 or 1.0, "")]
+        )
+        if figure is None:
+            continue
+        key = f"shown{n}"
+        figures[key] = figure
+        cards.append(
+            tag(
+                "figure",
+                tag("div", id=f"plot-{key}", class_="plot", style=f"height: {figure['height']}px"),
+                class_="card",
+            )
+        )
+    answers = []
+    for check in finding.checks:
+        wrong = broken(check, result.arms)
+        answers.append(check.says if wrong is None else f"NOT SO: {wrong}")
+    body = [
+        tag(
+            "header",
+            tag(
+                "div",
+                tag("p", f"study {finding.name}, scale {result.scale}", class_="over"),
+                tag("button", "Theme", type="button", id="theme"),
+                class_="bar",
+            ),
+            tag("h1", finding.title),
+            tag("p", finding.question, class_="context"),
+            tag("ul", [tag("li", line) for line in answers], class_="answer"),
+            tag("p", f"Published: {finding.source}", class_="context"),
+        ),
+        tag(
+            "main",
+            _figures(result),
+            tag("section", tag("div", cards, class_="grid")),
+            _arms(result),
+            tag(
+                "section",
+                tag("h2", "What was run"),
+                tag("p", tag("code", command)),
+                tag("ul", [tag("li", note) for note in (*finding.notes, *run_notes(result))]),
+            ),
+        ),
+    ]
+    return page(finding.title, body, figures)
+
+
+def _figures(result: FindingResult) -> Markup | None:
+    rows = [
+        tag(
+            "tr",
+            tag("th", figure.name, scope="row"),
+            [tag("td", cell) for cell in figure_cells(figure, ours(figure, result.arms))],
+            tag("td", figure.because, style="text-align: left; white-space: normal; min-width: 24em"),
+        )
+        for figure in result.finding.figures
+    ]
+    if not rows:
+        return None
+    head = ["figure", "published", "ours", "ratio", "why they differ"]
+    return _section("Published and ours", head, rows)
+
+
+def _arms(result: FindingResult) -> Markup:
+    shown = result.finding.shown
+    rows = [
+        tag("tr", tag("th", arm, scope="row"), [tag("td", cell) for cell in arm_cells(summary, list(shown.values()))])
+        for arm, summary in result.arms.items()
+    ]
+    return _section("All arms", ["arm", *shown], rows)
+
+
+def _section(title: str, head: list[str], rows: list[Markup]) -> Markup:
+    table = tag(
+        "table",
+        tag("thead", tag("tr", [tag("th", text, scope="col") for text in head])),
+        tag("tbody", rows),
+        class_="comparison",
+    )
+    scroll = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Table")
+    return tag("section", tag("h2", title), scroll)

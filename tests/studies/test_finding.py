@@ -1,0 +1,133 @@
+"""Findings: figures and directions from summaries, files checked, and one small study run for real."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from harness.errors import InputError
+from harness.studies.anatomy import kv_sizes, workload
+from harness.studies.finding import Check, Figure, broken, finding_names, load_finding, ours
+from harness.studies.finding_run import mean_of
+from tests.harness.test_cli import _environment
+
+ARMS = {"a": {"x": {"y": 2.0}}, "b": {"x": {"y": 5.0}}, "c": {"x": {"y": 4.0}}}
+
+
+def _figure(**more: Any) -> Figure:
+    return Figure(name="f", path="x.y", arm="b", **more)
+
+
+def test_a_figure_alone_over_and_minus_another_arm() -> None:
+    assert ours(_figure(), ARMS) == 5.0
+    assert ours(_figure(over="a"), ARMS) == 2.5
+    assert ours(_figure(minus="a", scale=100), ARMS) == 300.0
+    assert ours(_figure(over="missing"), ARMS) is None
+    assert ours(Figure(name="f", path="x.z", arm="a"), ARMS) is None
+
+
+def test_a_direction_holds_or_says_what_is_wrong() -> None:
+    assert broken(Check(path="x.y", rising=["a", "c", "b"], says="up"), ARMS) is None
+    assert broken(Check(path="x.y", falling=["b", "c", "a"], says="down"), ARMS) is None
+    wrong = broken(Check(path="x.y", rising=["a", "b", "c"], says="up"), ARMS)
+    assert wrong is not None and wrong.startswith("up: not so") and "c 4.0" in wrong
+    assert broken(Check(path="x.y", rising=["a", "a"], says="up"), ARMS), "equal is not rising"
+    assert broken(Check(path="x.z", rising=["a", "b"], says="up"), ARMS), "a number that is not there does not pass"
+    assert broken(Check(path="x.y", rising=["a", "gone"], says="up"), ARMS) is None, "arms of another scale"
+
+
+def test_means_over_seeds() -> None:
+    runs = [
+        {"n": 1, "v": {"p": 2.0, "q": None}, "s": "x", "b": True},
+        {"n": 3, "v": {"p": 4.0, "q": 1.0}, "s": "y", "b": True},
+    ]
+    assert mean_of(runs) == {"n": 2, "v": {"p": 3.0, "q": None}, "s": "x", "b": True}
+
+
+@pytest.mark.parametrize("name", finding_names())
+def test_shipped_findings_are_valid_at_both_scales(name: str, tmp_path: Path) -> None:
+    finding = load_finding(name)
+    known = {arm.name for arm in finding.arms}
+    for scale in ("small", "full"):
+        for arm in finding.arms_at(scale):
+            finding.experiment_of(arm, scale, tmp_path / "t.jsonl", 1)
+    named = {n for f in finding.figures for n in (f.arm, f.over, f.minus) if n}
+    named |= {n for c in finding.checks for n in (*(c.rising or ()), *(c.falling or ()))}
+    assert named <= known
+    small = {arm.name for arm in finding.arms_at("small")}
+    assert all(len([n for n in (c.rising or c.falling or []) if n in small]) >= 2 for c in finding.checks)
+
+
+def test_a_file_of_one_s_own_is_checked(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("name: own\nwhat: else\n")
+    with pytest.raises(InputError, match="own.yaml"):
+        load_finding(str(path))
+    with pytest.raises(InputError, match="no such study"):
+        load_finding("nothing")
+
+
+def test_kv_sizes_are_the_published_ones() -> None:
+    sizes = {size.bytes_per_token: size for size in kv_sizes()}
+    assert list(sizes) == [163_840, 61_440, 42_944, 47_616]
+    assert all(size.bytes_per_token == size.published_bytes_per_token for size in sizes.values())
+    assert sizes[42_944].average_call_gb == pytest.approx(9.4, abs=0.05)
+    assert sizes[47_616].million_tokens_gb == pytest.approx(49.9, abs=0.05)
+
+
+@pytest.mark.slow
+def test_workload_stays_near_the_published_trace() -> None:
+    rows = workload([1])
+    assert len(rows) > 50
+    assert sum(row.met[0] for row in rows) >= 0.95 * len(rows)
+
+
+@pytest.mark.slow
+def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
+    finding = {
+        "name": "own",
+        "title": "Own",
+        "question": "Which?",
+        "source": "nobody",
+        "trace": {"profile": "claude-code", "seed": 3, "sessions": 2},
+        "experiment": {
+            "load": {"arrivals": "at_once", "client_timeout_s": None},
+            "cluster": {"nodes": 1},
+            "model": {"profile": "glm-5.2-nvfp4-dp8ep8-b200"},
+            "router": {"kind": "session_sticky"},
+        },
+        "scales": {"small": {}, "full": {}},
+        "arms": [{"name": "cached"}, {"name": "cold", "set": {"cluster.engine.enable_prefix_caching": False}}],
+        "figures": [
+            {
+                "name": "TTFT",
+                "path": "ttft_s.p50",
+                "arm": "cold",
+                "over": "cached",
+                "published": 2.0,
+                "because": "why not",
+            }
+        ],
+        "shown": {"TTFT p50 (s)": "ttft_s.p50"},
+        "checks": [
+            {"says": "caching computes less", "path": "derived.computed_tokens_per_call", "rising": ["cached", "cold"]}
+        ],
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(finding))
+    command = [sys.executable, "-m", "harness", "study", "finding", "own.yaml", "--out", "o", "--json"]
+    first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
+    assert first.returncode == 0, first.stderr
+    document = json.loads(first.stdout)
+    assert document["directions"] == [{"says": "caching computes less", "holds": True}]
+    assert document["figures"][0]["ours"] > 1 and document["figures"][0]["because"] == "why not"
+    assert "why not" in (tmp_path / "o" / "study.md").read_text()
+    written = (tmp_path / "o" / "cold" / "summary.json").stat().st_mtime_ns
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
+    assert json.loads(again.stdout)["runs"] == document["runs"]
+    assert (tmp_path / "o" / "cold" / "summary.json").stat().st_mtime_ns == written
