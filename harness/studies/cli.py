@@ -99,7 +99,7 @@ def study_llmd(
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds per arm; default: 1 if small, else the ladder's.")
     ] = None,
-    release: Annotated[str, typer.Option(help="llm-d router release.")] = RELEASES[0],
+    release: Annotated[str | None, typer.Option(help="llm-d router release; default: the ladder's.")] = None,
     lengths: Annotated[
         str, typer.Option(help="Prompt lengths: observed (as the server counted, where published) or configured.")
     ] = "observed",
@@ -111,7 +111,8 @@ def study_llmd(
 ) -> None:
     """Repeat one of llm-d's published ladders: published, ours and ratio per stage, with a page."""
     _check("--scale", scale, ("small", "full"))
-    _check("--release", release, RELEASES)
+    if release is not None:
+        _check("--release", release, RELEASES)
     _check("--lengths", lengths, ("observed", "configured"))
     ladder = load_ladder(name)
     options = Options(
@@ -133,7 +134,7 @@ def study_llmd(
         "ladder": ladder.name,
         "scale": scale,
         "command": command,
-        "release": release,
+        "release": release or ladder.release,
         "lengths": lengths,
         "front_end": front_end,
         "arms": [

@@ -11,14 +11,17 @@ from typing import Annotated, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from harness.cache.config import FabricConfig
 from harness.errors import InputError
-from harness.experiment import Engine
+from harness.experiment import Cache, Engine
 from harness.front_end import FrontEndConfig
 
 DATA = Path(__file__).parent / "data"
 RELEASES = ("v0.7.1", "v0.10.0")
 METRICS = ("output_tok_s", "ttft_mean_s", "ttft_p90_s", "itl_mean_s")
-"""What is published per stage: client-side output tokens per second, TTFT and time between tokens in seconds."""
+"""What most ladders publish per stage: client-side output tokens per second, TTFT and time between tokens (seconds)."""
+ALL_METRICS = (*METRICS, "total_tok_s", "e2e_mean_s", "e2e_p90_s")
+"""With what only some publish: prompt and output tokens per second, time from send to last token."""
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -77,6 +80,7 @@ class Arm(Strict):
 
     router: Literal["llm-d", "round_robin", "random", "least_loaded"]
     config: str | None = None
+    cache: Cache = Field(default_factory=lambda: Cache(), description="cache tiers below the GPUs; default: none")
     small: bool = Field(True, description="whether --scale small runs it")
     source: str | None = Field(None, description="where its figures were published")
     note: str | None = None
@@ -103,9 +107,15 @@ class Ladder(Strict):
     engine: Engine
     workload: SharedPrefix
     load: Load
+    fabric: FabricConfig = Field(default_factory=lambda: FabricConfig())
+    release: str = Field(RELEASES[0], description="router release that the arms' configs are written for")
     front_end: FrontEndConfig | None = Field(None, description="null: as measured, see studies/front_end.py")
     seeds: Count = 3
-    columns: list[Literal["rate", "output_tok_s", "ttft_mean_s", "ttft_p90_s", "itl_mean_s"]]
+    columns: list[
+        Literal[
+            "rate", "output_tok_s", "ttft_mean_s", "ttft_p90_s", "itl_mean_s", "total_tok_s", "e2e_mean_s", "e2e_p90_s"
+        ]
+    ]
     arms: dict[str, Arm]
     notes: list[str] = Field(default_factory=list, description="what of the set-up is not published, or differs here")
 
@@ -117,6 +127,11 @@ class Ladder(Strict):
             if any(len(row) != len(self.columns) or row[0] is None for row in arm.published):
                 raise ValueError(f"arm {name}: a published row needs {len(self.columns)} values, the rate among them")
         return self
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics to show: the usual ones and those that this ladder publishes beyond them."""
+        return tuple(m for m in ALL_METRICS if m in METRICS or m in self.columns)
 
     def published(self, arm: str) -> dict[float, dict[str, float]]:
         """Published figures of an arm: rate -> metric -> value."""

@@ -27,7 +27,7 @@ class Options:
     """What of a ladder is run, and how."""
 
     scale: str = "small"
-    release: str = "v0.7.1"
+    release: str | None = None
     arms: tuple[str, ...] = ()
     seeds: int | None = None
     observed_lengths: bool = True
@@ -64,7 +64,8 @@ def experiment_of(ladder: Ladder, name: str, seed: int, options: Options) -> Exp
     arm = ladder.arms[name]
     router: dict[str, Any] = {"kind": arm.router, "block_tokens": None}
     if arm.config is not None:
-        router |= {"release": options.release, "config": str(router_config(arm.config, options.release))}
+        release = options.release or ladder.release
+        router |= {"release": release, "config": str(router_config(arm.config, release))}
     front_end = FrontEndConfig()
     if options.front_end:
         size = lengths(ladder.workload, options.observed_lengths)
@@ -82,6 +83,8 @@ def experiment_of(ladder: Ladder, name: str, seed: int, options: Options) -> Exp
             },
             "model": {"profile": ladder.profile},
             "router": router,
+            "cache": arm.cache.model_dump(mode="json"),
+            "fabric": ladder.fabric.model_dump(mode="json"),
             "front_end": front_end.model_dump(mode="json"),
             "output": {"report": False},
         }

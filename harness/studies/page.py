@@ -8,7 +8,7 @@ from typing import Any
 from harness.results.figure import axis_of, log_seconds, rounded, run_color
 from harness.results.markup import Markup, tag
 from harness.results.page_shell import page
-from harness.studies.ladder import METRICS, Ladder
+from harness.studies.ladder import Ladder
 from harness.studies.llmd import ArmResult
 from harness.studies.sidebyside import TITLES, ArmTable, cell, error_text, rate_text
 
@@ -17,12 +17,15 @@ _CAPTIONS = {
     "ttft_mean_s": "Mean time to first token. Logarithmic.",
     "ttft_p90_s": "90th percentile of time to first token. Logarithmic.",
     "itl_mean_s": "Mean time between tokens, milliseconds.",
+    "total_tok_s": "Prompt and output tokens per second of the whole fleet, per stage.",
+    "e2e_mean_s": "Mean time from send to last token. Logarithmic.",
+    "e2e_p90_s": "90th percentile of the time from send to last token. Logarithmic.",
 }
 
 
 def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[ArmResult], command: str) -> str:
     """The whole page as HTML."""
-    figures = {metric: _figure(metric, tables) for metric in METRICS}
+    figures = {metric: _figure(metric, tables) for metric in ladder.metrics}
     chips = [
         tag("button", _swatch(i), table.name, type="button", class_="chip", data_run=i, aria_pressed="true")
         for i, table in enumerate(tables)
@@ -57,8 +60,8 @@ def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[Ar
                 tag("p", "Solid with points: ours. Dotted: published.", class_="note"),
                 tag("div", plots, class_="grid"),
             ),
-            [_table(table) for table in tables],
-            _errors(tables),
+            [_table(table, ladder.metrics) for table in tables],
+            _errors(tables, ladder.metrics),
             _conditions(ladder, results, command),
         ),
     ]
@@ -115,12 +118,12 @@ def _answers(tables: Sequence[ArmTable], results: Sequence[ArmResult]) -> list[s
     return lines
 
 
-def _table(table: ArmTable) -> Markup:
-    head = [tag("th", "rate req/s", scope="col")] + [tag("th", TITLES[m], scope="col") for m in METRICS]
+def _table(table: ArmTable, metrics: Sequence[str]) -> Markup:
+    head = [tag("th", "rate req/s", scope="col")] + [tag("th", TITLES[m], scope="col") for m in metrics]
     body = []
     for row in table.rows:
         theirs = table.published.get(row["rate"], {})
-        cells = [tag("td", cell(m, row[m], theirs.get(m))) for m in METRICS]
+        cells = [tag("td", cell(m, row[m], theirs.get(m))) for m in metrics]
         body.append(tag("tr", tag("th", f"{row['rate']:g}", scope="row"), cells))
     what = "published / ours / ratio" if table.published else "ours"
     return tag(
@@ -136,10 +139,10 @@ def _grid(head: list[Markup], body: list[Markup]) -> Markup:
     return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Table")
 
 
-def _errors(tables: Sequence[ArmTable]) -> Markup:
-    head = [tag("th", "arm", scope="col")] + [tag("th", TITLES[m], scope="col") for m in METRICS]
+def _errors(tables: Sequence[ArmTable], metrics: Sequence[str]) -> Markup:
+    head = [tag("th", "arm", scope="col")] + [tag("th", TITLES[m], scope="col") for m in metrics]
     body = [
-        tag("tr", tag("th", t.name, scope="row"), [tag("td", error_text(t, m)) for m in METRICS])
+        tag("tr", tag("th", t.name, scope="row"), [tag("td", error_text(t, m)) for m in metrics])
         for t in tables
         if t.errors
     ]

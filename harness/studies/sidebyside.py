@@ -16,6 +16,9 @@ TITLES = {
     "ttft_mean_s": "TTFT mean s",
     "ttft_p90_s": "TTFT p90 s",
     "itl_mean_s": "ITL mean ms",
+    "total_tok_s": "total tok/s",
+    "e2e_mean_s": "E2E mean s",
+    "e2e_p90_s": "E2E p90 s",
 }
 
 
@@ -66,7 +69,7 @@ def arm_table(ladder: Ladder, result: ArmResult, scale: str) -> ArmTable:
     points = [(rate, values["ttft_p90_s"]) for rate, values in sorted(published.items()) if "ttft_p90_s" in values]
     table.published_saturates_at = saturation_rate(points)
     knee = _knee(points, table.published_saturates_at)
-    for metric in METRICS:
+    for metric in ladder.metrics:
         pairs = [(r["rate"], r[metric], published.get(r["rate"], {}).get(metric)) for r in rows]
         ratios = [(rate, ours / theirs - 1) for rate, ours, theirs in pairs if theirs]
         if ratios:
@@ -105,19 +108,18 @@ def markdown(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[ArmRe
     lines = [f"## {ladder.title}", ""]
     for table, result in zip(tables, results, strict=True):
         seeds = f"mean of {len(result.seeds)} seeds" if len(result.seeds) > 1 else "one seed"
-        lines += [f"### {table.name} ({seeds})", "", *_stage_lines(table), ""]
-    lines += ["### Errors", "", *_error_lines(tables), ""]
+        lines += [f"### {table.name} ({seeds})", "", *_stage_lines(table, ladder.metrics), ""]
+    lines += ["### Errors", "", *_error_lines(tables, ladder.metrics), ""]
     return "\n".join(lines)
 
 
 def metrics_of(table: ArmTable) -> list[str]:
     """Metrics that are published for any stage; all where nothing is."""
-    found = [m for m in METRICS if any(m in values for values in table.published.values())]
+    found = [m for m in TITLES if any(m in values for values in table.published.values())]
     return found or list(METRICS)
 
 
-def _stage_lines(table: ArmTable) -> list[str]:
-    metrics = list(METRICS)
+def _stage_lines(table: ArmTable, metrics: Sequence[str]) -> list[str]:
     known = set(metrics_of(table)) if table.published else set()
     head = " | ".join(f"{TITLES[m]}{': published / ours / ratio' if m in known else ': ours'}" for m in metrics)
     lines = [f"| rate | {head} |", "| ---: |" + " ---: |" * len(metrics)]
@@ -138,18 +140,18 @@ def number(metric: str, value: float) -> str:
     """A figure with the digits that are worth reading."""
     if math.isnan(value):
         return "-"
-    if metric == "output_tok_s":
+    if metric in ("output_tok_s", "total_tok_s"):
         return f"{value:,.0f}"
     if metric == "itl_mean_s":
         return f"{value * 1e3:.1f}"
     return f"{value:.3f}" if value < 1 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def _error_lines(tables: Sequence[ArmTable]) -> list[str]:
-    head = "| arm | " + " | ".join(f"{TITLES[m]}: error (bias), away from the knee" for m in METRICS)
-    lines = [head + " | TTFT lower by | saturation: published / ours |", "| :--- |" + " ---: |" * (len(METRICS) + 2)]
+def _error_lines(tables: Sequence[ArmTable], metrics: Sequence[str]) -> list[str]:
+    head = "| arm | " + " | ".join(f"{TITLES[m]}: error (bias), away from the knee" for m in metrics)
+    lines = [head + " | TTFT lower by | saturation: published / ours |", "| :--- |" + " ---: |" * (len(metrics) + 2)]
     for table in tables:
-        cells = [error_text(table, m) for m in METRICS]
+        cells = [error_text(table, m) for m in metrics]
         cells.append("-" if table.ttft_offset_s is None else f"{table.ttft_offset_s:.3f} s")
         theirs = "-" if not table.published else rate_text(table.published_saturates_at)
         cells.append(f"{theirs} / {rate_text(table.saturates_at)}")

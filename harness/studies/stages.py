@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from harness.results.records import COMPLETED, CallRecord
-from harness.studies.ladder import METRICS, Stage
+from harness.studies.ladder import ALL_METRICS, Stage
 
 SATURATED_P90_S = 5.0
 """An arm counts as saturated where the p90 of TTFT exceeds this: above any unsaturated stage, below any queue's."""
@@ -35,6 +35,11 @@ class StageResult:
     itl_mean_s: float
     hit_share: float
     """Share of prompt tokens found in the GPU's cache."""
+    tier_share: float = 0.0
+    """Share of prompt tokens loaded from a tier below it."""
+    total_tok_s: float = math.nan
+    e2e_mean_s: float = math.nan
+    e2e_p90_s: float = math.nan
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -57,6 +62,8 @@ def _result(stage: Stage, records: Sequence[CallRecord]) -> StageResult:
         return StageResult(stage.rate, len(records), 0, *(math.nan for _ in range(6)))
     ttft = np.array([(r.first_token_ns or 0) - r.arrival_ns for r in done]) / 1e9
     span_s = (max(r.finish_ns or 0 for r in done) - min(r.arrival_ns for r in records)) / 1e9
+    e2e = np.array([(r.finish_ns or 0) - r.arrival_ns for r in done]) / 1e9
+    input_tokens = sum(r.input_tokens for r in done)
     gaps = sum(r.output_tokens - 1 for r in done)
     streaming_s = sum((r.finish_ns or 0) - (r.first_token_ns or 0) for r in done) / 1e9
     return StageResult(
@@ -68,7 +75,11 @@ def _result(stage: Stage, records: Sequence[CallRecord]) -> StageResult:
         ttft_mean_s=float(ttft.mean()),
         ttft_p90_s=float(np.percentile(ttft, 90)),
         itl_mean_s=streaming_s / gaps if gaps else math.nan,
-        hit_share=sum(r.gpu_tokens for r in done) / sum(r.input_tokens for r in done),
+        hit_share=sum(r.gpu_tokens for r in done) / input_tokens,
+        tier_share=sum(r.dram_tokens + r.shared_tokens for r in done) / input_tokens,
+        total_tok_s=(input_tokens + sum(r.output_tokens for r in done)) / span_s,
+        e2e_mean_s=float(e2e.mean()),
+        e2e_p90_s=float(np.percentile(e2e, 90)),
     )
 
 
@@ -77,7 +88,7 @@ def mean_over_seeds(runs: Sequence[Sequence[StageResult]]) -> list[dict[str, flo
     rows = []
     for stage in zip(*runs, strict=True):
         row = {"rate": stage[0].rate}
-        for metric in (*METRICS, "hit_share"):
+        for metric in (*ALL_METRICS, "hit_share", "tier_share"):
             row[metric] = float(np.mean([getattr(result, metric) for result in stage]))
         rows.append(row)
     return rows
