@@ -112,6 +112,7 @@ class Pool(Strict):
         None, description="GPUs per node of this pool; null: cluster.gpus_per_node"
     )
     engine: Engine | None = Field(None, description="engine arguments that differ from cluster.engine; null: none")
+    cache: bool = Field(True, description="whether the cache tiers, if there are any, lie below this pool's workers")
 
 
 class Cluster(Strict):

@@ -31,6 +31,8 @@ class PoolPlan:
     gpus_per_node: int
     nodes: range
     groups: list[list[Endpoint]] = field(default_factory=list)
+    cached: bool = True
+    """Whether the cache tiers lie below these workers."""
 
     @property
     def gpus(self) -> int:
@@ -110,7 +112,8 @@ def plan_pools(experiment: Experiment) -> list[PoolPlan]:
         engine = engine_config(merged, profile, name)
         replicas, nodes = _size(experiment, pool, profile, gpus)
         sizes.append(replicas)
-        plans.append(PoolPlan(pool.role, profile, engine, gpus, range(first_node, first_node + nodes)))
+        here = range(first_node, first_node + nodes)
+        plans.append(PoolPlan(pool.role, profile, engine, gpus, here, cached=pool.cache))
         first_node += nodes
     _check_pools(plans)
     _check_count(sum(size * plan.profile.layout.dp for size, plan in zip(sizes, plans, strict=True)))

@@ -114,7 +114,7 @@ def run_experiment(
         on_progress,
         clock,
         tiers.nodes if tiers else None,
-        [GroupKind(ProfilePrice(pool.profile), pool.engine) for pool in pools for _ in pool.groups],
+        [GroupKind(ProfilePrice(pool.profile), pool.engine, pool.cached) for pool in pools for _ in pool.groups],
         split,
         ranks,
     )

@@ -79,6 +79,8 @@ class GroupKind:
 
     price: StepPrice
     engine: SchedulerConfig
+    cached: bool = True
+    """Whether the cache tiers lie below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ class Simulation:
             timeline.level(indexes[rank], end, 0, 0, 0.0)
 
         interval = self.config.scrape_interval_ns
-        connector, attach = self._connector(endpoints, number, lambda: group)
+        connector, attach = self._connector(kind, endpoints, number, lambda: group)
         node = Node(
             kind.price,
             kind.engine,
@@ -207,7 +209,7 @@ class Simulation:
         return ConnectorOptions(kv_load_failure_policy=self.disaggregation.kv.config.load_failure_policy)
 
     def _connector(
-        self, endpoints: list[Endpoint], number: int, group: Callable[[], _Group]
+        self, kind: GroupKind, endpoints: list[Endpoint], number: int, group: Callable[[], _Group]
     ) -> tuple[Connector | None, Callable[[Node], None]]:
         """What lies below a group's engines, and how it is told their node: cache tiers, KV exchange, both or nothing.
 
@@ -222,7 +224,7 @@ class Simulation:
             self._arm(group())
 
         tiers: CacheConnector | None = None
-        if self._caches is not None:
+        if self._caches is not None and kind.cached:
             machine = endpoints[0].node
             first = min(endpoint.index for endpoint in self.endpoints if endpoint.node == machine)
             first_rank = endpoints[0].index - first

@@ -30,7 +30,7 @@ def build_disaggregation(
     for one, other in combinations(plans, 2):
         check_tp(one.profile.layout.tp, other.profile.layout.tp)
     first = plans[0]
-    shape = kv_shape(first.profile, config.descriptors_per_block)
+    shape = kv_shape(first.profile, config.descriptors_per_block, config.bytes_per_token)
     exchange = KvExchange(clock, config, shape, first.engine.block_tokens, fabric, topology, experiment.seed)
     return Disaggregation(exchange, clock, [endpoint for plan in plans for endpoint in plan.endpoints])
 

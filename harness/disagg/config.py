@@ -38,7 +38,12 @@ class KvTransferConfig(Strict):
     cost: str = Field(
         "rdma-nixl-descriptors", description="cost table: a name from harness/fabric/tables or a path (docs/fabric.md)"
     )
-    descriptors_per_block: Count | None = Field(
+    bytes_per_token: Annotated[int, Field(ge=1, le=2**32)] | None = Field(
+        None,
+        description="bytes of one token's KV that are moved, whole model; null: all that the profile counts (fewer "
+        "where layers with a sliding window send its tail only)",
+    )
+    descriptors_per_block: Annotated[int, Field(ge=1, le=10_000)] | None = Field(
         None, description="descriptors per KV block and decode rank; null: layers of the model times key and value"
     )
     lease_s: Positive = Field(

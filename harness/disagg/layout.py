@@ -48,8 +48,11 @@ class RankRead:
     bytes_per_token: int
 
 
-def kv_shape(profile: StepProfile, descriptors_per_block: int | None) -> KvShape:
+def kv_shape(
+    profile: StepProfile, descriptors_per_block: int | None = None, bytes_per_token: int | None = None
+) -> KvShape:
     """The shape of a profile's model; a model that is not known needs `kv_transfer.descriptors_per_block`."""
+    moved = bytes_per_token or profile.kv_bytes_per_token
     known = _known(profile.model)
     heads = known.kv_heads if isinstance(known, GroupedHeads) else 0
     if known is None:
@@ -57,7 +60,7 @@ def kv_shape(profile: StepProfile, descriptors_per_block: int | None) -> KvShape
         share = profile.kv_bytes_per_token // profile.kv_bytes_per_token_rank
         heads = share if share > 1 or profile.layout.tp == 1 else 0
     if descriptors_per_block is not None:
-        return KvShape(profile.kv_bytes_per_token, heads, descriptors_per_block)
+        return KvShape(moved, heads, descriptors_per_block)
     if known is None:
         raise InputError(
             "kv_transfer.descriptors_per_block",
@@ -66,8 +69,8 @@ def kv_shape(profile: StepProfile, descriptors_per_block: int | None) -> KvShape
         )
     if isinstance(known, SparseLatent):
         # the indexer's keys are a cache of their own (vLLM allocates it beside the latent)
-        return KvShape(profile.kv_bytes_per_token, 0, known.layers + known.index_layers)
-    return KvShape(profile.kv_bytes_per_token, heads, 2 * known.layers)
+        return KvShape(moved, 0, known.layers + known.index_layers)
+    return KvShape(moved, heads, 2 * known.layers)
 
 
 @cache

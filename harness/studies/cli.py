@@ -17,6 +17,8 @@ from harness.errors import InputError
 from harness.runner import command_line
 from harness.studies import finding_text
 from harness.studies.anatomy import kv_size_markdown, kv_sizes, workload, workload_data, workload_markdown
+from harness.studies.disagg.cli import NAMES as DISAGGREGATION
+from harness.studies.disagg.cli import register as register_disaggregation
 from harness.studies.finding import Finding, Scale, finding_names, load_finding
 from harness.studies.finding_run import run_finding
 from harness.studies.ladder import RELEASES, ladder_names, load_ladder
@@ -29,6 +31,7 @@ from harness.studies.sidebyside import arm_table, markdown
 from harness.studies.table_cli import TABLE_STUDIES, study_restore, study_shared_bandwidth, study_storage
 
 app = typer.Typer(no_args_is_help=True, help="Repeat published measurements and compare.")
+register_disaggregation(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 app.command("restore")(study_restore)
@@ -58,6 +61,7 @@ def study_list(as_json: AsJson = False) -> None:
             }
             for found in findings
         ]
+        rows += [{"study": name, "name": name, "title": what} for name, what in DISAGGREGATION.items()]
         print(json.dumps(rows, indent=2))
         return
     table = Table(box=None, header_style="bold")
@@ -69,6 +73,8 @@ def study_list(as_json: AsJson = False) -> None:
         table.add_row(f"harness study {name}", title, "")
     for found in findings:
         table.add_row(f"harness study {found.name}", found.title, ", ".join(arm.name for arm in found.arms))
+    for name, what in DISAGGREGATION.items():
+        table.add_row(f"harness study {name}", what, "")
     Console(width=max(120, Console().width)).print(table)
 
 

@@ -1,0 +1,1 @@
+"""Published experiments with prefill and decode on different workers, next to their figures."""

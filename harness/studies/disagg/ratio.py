@@ -1,0 +1,119 @@
+"""`study pd-ratio`: how many of a fleet's workers should prefill; GLM-5.2 on H200, agentic traffic, users at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, partial
+
+from harness.experiment import Experiment
+from harness.studies.disagg.arms import ArmResult, StudyArm
+from harness.studies.disagg.loads import lanes
+from harness.studies.disagg.page import Study
+from harness.studies.disagg.point import read
+from harness.studies.ladder import router_config
+from harness.trace.generate import generate_sessions
+from harness.trace.model import Session
+from harness.trace.profile import load_profile
+from harness.workload import Loaded
+
+SPLITS = {"aggregated": None, "3P1D": (3, 1), "2P2D": (2, 2), "1P3D": (1, 3), "1P1D": (1, 1), "2P1D": (2, 1)}
+"""Replicas of 16 GPUs (two nodes, data-parallel attention, experts over all). The first four have 64 GPUs each, the
+last two are those whose figures are published.
+"""
+
+
+SAME_SIZE = ("aggregated", "3P1D", "2P2D", "1P3D")
+
+
+@cache
+def sessions(count: int, seed: int) -> tuple[Session, ...]:
+    """Synthetic agentic sessions with the public corpus' statistics."""
+    return tuple(generate_sessions(load_profile("claude-code"), seed, count))
+
+
+def users(count: int, of: int, seed: int) -> Loaded:
+    """`count` users who work through `of` sessions."""
+    return lanes(sessions(of, seed), count)
+
+
+def ratio_arms(scale: str, seed: int, splits: Sequence[str] = ()) -> list[StudyArm]:
+    """Every split at every concurrency."""
+    data = read("pd-ratio")
+    small = scale == "small"
+    size = data["small"] if small else data["full"]
+    arms = []
+    for name in splits or (data["small"]["splits"] if small else list(SPLITS)):
+        for concurrency in size["concurrency"]:
+            load = partial(users, concurrency, size["sessions"], seed)
+            key = f"{concurrency} users, {size['sessions']} sessions of claude-code, seed {seed}, {size['until_s']} s"
+            published = data["published"].get(name, {}).get(concurrency, {})
+            arms.append(
+                StudyArm(
+                    f"{name} c{concurrency}",
+                    _experiment(name, size, seed, data),
+                    load,
+                    key,
+                    {} if small else published,
+                    name,
+                    float(concurrency),
+                )
+            )
+    return arms
+
+
+def _experiment(name: str, size: dict[str, float], seed: int, data: dict[str, object]) -> Experiment:
+    split = SPLITS[name]
+    if split is None:
+        pools = [{"role": "both", "replicas": 4}]
+        config = "glm-aggregated"
+    else:
+        pools = [{"role": "prefill", "replicas": split[0]}, {"role": "decode", "replicas": split[1]}]
+        config = "glm-split"
+    return Experiment.model_validate(
+        {
+            "name": f"pd-ratio-{name}",
+            "seed": seed,
+            "trace": {"path": "made by the study", "max_call_tokens": data["max_call_tokens"]},
+            "load": {"arrivals": "at_once", "client_timeout_s": None, "until_s": size["until_s"]},
+            "cluster": {"gpus_per_node": 8, "pools": pools},
+            "model": {"profile": data["profile"]},
+            "router": {
+                "kind": "llm-d",
+                "release": "v0.10.0",
+                "config": str(router_config(config, "v0.10.0")),
+                "block_tokens": None,
+            },
+            "fabric": {"topology": "rail-400g"},
+            "output": {"report": False},
+        }
+    )
+
+
+def study(results: Sequence[ArmResult], scale: str) -> Study:
+    """The study's frame and its answers."""
+    data = read("pd-ratio")
+    answers = []
+    for concurrency in sorted({r.x for r in results if r.x is not None}):
+        here = [r for r in results if r.x == concurrency and r.series in SAME_SIZE and r.figures.get("ttft_p50_s")]
+        for figure, word in (("ttft_p50_s", "lowest TTFT p50"), ("itl_p99_s", "lowest ITL p99")):
+            known = [(value, r.series) for r in here if (value := r.figures.get(figure)) is not None]
+            if known:
+                best = min(known)
+                flat = next((value for value, name in known if name == "aggregated"), None)
+                more = "" if flat is None else f", {flat / best[0]:.1f} times lower than aggregated"
+                answers.append(f"{concurrency:g} users: {word} with {best[1]} ({best[0] * 1e3:,.0f} ms{more})")
+        known = [(value, r.series) for r in here if (value := r.figures.get("output_tok_s")) is not None]
+        if known:
+            most = max(known)
+            answers.append(f"{concurrency:g} users: most output with {most[1]} ({most[0]:,.0f} tok/s)")
+    return Study(
+        "pd-ratio",
+        str(data["title"]),
+        [str(source) for source in data["sources"].values()],
+        [str(note) for note in data["notes"]],
+        ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "output_tok_s", "completed_per_s", "hit_share",
+         "interference_steps", "busy_prefill", "busy_decode", "busy_both", "transfer_mean_s"),
+        "users at once",
+        ("ttft_p50_s", "itl_p50_s", "itl_p99_s", "output_tok_s"),
+        answers,
+    )  # fmt: skip
