@@ -21,6 +21,7 @@ from harness.errors import HarnessError, InputError
 from harness.folders import fresh_folder
 from harness.live.cli import bench, live
 from harness.results import store
+from harness.results.exports import FORMATS
 from harness.results.summary import to_json
 from harness.results.table import print_table
 from harness.router.cli import app as router_app
@@ -119,6 +120,31 @@ def report(
     print(page)
     if open_page:
         webbrowser.open(page.resolve().as_uri())
+
+
+@app.command()
+def export(
+    dir: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a run or a comparison.")],
+    format: Annotated[str, typer.Option("--format", help="llmd (llm-d's benchmark report), perfetto or csv.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Where to write; default: beside the run.")
+    ] = None,
+) -> None:
+    """Write results in another tool's format, a file per run."""
+    if format not in FORMATS:
+        raise InputError(f"--format {format}", "unknown format", f"choose one of: {', '.join(FORMATS)}")
+    name, write = FORMATS[format]
+    found = store.find_runs([dir])
+    for path in found:
+        folder = path if out is None else out if len(found) == 1 else out / path.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write(store.load_run(path), folder / name)
+        except OSError as error:
+            raise InputError(
+                f"--out {folder}", f"cannot be written ({error.strerror})", "give another folder"
+            ) from None
+        print(folder / name)
 
 
 @app.command()
