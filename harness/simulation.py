@@ -580,14 +580,14 @@ class Simulation:
             return  # it gave up meanwhile
         if outcome.first:
             opened.first_seen_ns = t_ns
-            self.router.first_token(record.call_id)
+            self.router.tell_first_token(record.call_id)
         if outcome.done and request.failed:
             self._copy_progress(opened)
             self._leave_router(opened)
             self._end(opened, FAILED, t_ns, "a KV load failed (vLLM answers 500)")
         elif outcome.done:
             self._copy_progress(opened)
-            self.router.finish(record.call_id, record.input_tokens, record.gpu_tokens, record.output_tokens)
+            self.router.tell_end(record.call_id, record.input_tokens, record.gpu_tokens, record.output_tokens)
             self._end(opened, COMPLETED, t_ns)
 
     def _prefill_ended(self, opened: _Open, outcome: Outcome) -> None:
@@ -599,7 +599,7 @@ class Simulation:
         if stream in opened.streams:
             opened.streams.remove(stream)
             request = outcome.request
-            self.router.finish(stream, request.prompt_tokens, request.hit_tokens or 0, request.outputs)
+            self.router.tell_end(stream, request.prompt_tokens, request.hit_tokens or 0, request.outputs)
         failure = opened.split.prefill_ended()
         if failure is not None:
             self._copy_progress(opened)

@@ -52,7 +52,7 @@ class Decision:
 
 
 class Router(Protocol):
-    """Drives one router in lock-step with virtual time: every method returns only when its effect is in place."""
+    """Drives one router in lock-step with virtual time: what a method does is in place at the next decision."""
 
     @property
     def reads_kv_events(self) -> bool:
@@ -74,7 +74,7 @@ class Router(Protocol):
         """Bring the router up with all endpoints known and their first gauges read."""
 
     def push_gauges(self, updates: dict[int, Gauges]) -> None:
-        """New scrape values by endpoint index; returns once the router has ingested them."""
+        """New scrape values by endpoint index; the router has ingested them when the next decision is made."""
 
     def publish_kv_events(self, events: dict[int, list[KvEvent]]) -> None:
         """KV events by endpoint index, in order; returns once the router has ingested them."""
@@ -87,6 +87,12 @@ class Router(Protocol):
 
     def finish(self, request_id: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> dict[str, str]:
         """Last token passed through with its usage; returns headers that the client sees late, if any."""
+
+    def tell_first_token(self, request_id: str) -> None:
+        """As `first_token`, but in place only when the next decision or abort is made."""
+
+    def tell_end(self, request_id: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+        """As `finish`, but in place only when the next decision or abort is made."""
 
     def abort(self, request_id: str) -> None:
         """The client went away (time-out); returns once the router has let go of the request."""

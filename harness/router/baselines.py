@@ -84,6 +84,13 @@ class BaselineRouter:
         self.abort(request_id)
         return {}
 
+    def tell_first_token(self, request_id: str) -> None:
+        """Nothing to tell."""
+
+    def tell_end(self, request_id: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+        """The call is no longer in flight."""
+        self.abort(request_id)
+
     def abort(self, request_id: str) -> None:
         """The call is no longer in flight."""
         for endpoint in self._placed.pop(request_id):

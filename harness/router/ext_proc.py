@@ -59,6 +59,8 @@ class ExtProcClient:
         self._calls: dict[str, Any] = {}
         self._channel: Any = None
         self._process: Any = None
+        self._told: dict[str, tuple[Any, list[tuple[bool, bytes]]]] = {}
+        """Answers that are not passed through yet: (stream, chunks in order, each with whether it is the last)."""
         self._run(self._connect())
 
     @property
@@ -87,6 +89,29 @@ class ExtProcClient:
     def finish(self, request_id: str, chunk: bytes) -> None:
         """Passes the last chunk through and waits for the end of the RPC."""
         self._guard(self._finish(self._calls.pop(request_id), chunk))
+
+    def tell_first_token(self, request_id: str, chunk: bytes) -> None:
+        """As `first_token`, done with the next `catch_up`."""
+        call = self._calls[request_id]
+        self._told.setdefault(request_id, (call, []))[1].append((False, chunk))
+
+    def tell_end(self, request_id: str, chunk: bytes) -> None:
+        """As `finish`, done with the next `catch_up`."""
+        call = self._calls.pop(request_id)
+        self._told.setdefault(request_id, (call, []))[1].append((True, chunk))
+
+    def catch_up(self) -> dict[str, dict[str, str]]:
+        """Passes through what was told, all streams at once; the headers that clients see with their first tokens.
+
+        A router works on streams side by side anyway, so nothing is known about the order among them; within each
+        stream it is that of the telling.
+        """
+        if not self._told:
+            return {}
+        told, self._told = self._told, {}
+        answers = [self._pass_through(call, chunks) for call, chunks in told.values()]
+        headers = self._guard(_all(answers)) if len(answers) > 1 else [self._guard(answers[0])]
+        return dict(zip(told, headers, strict=True))
 
     def abort(self, request_id: str) -> None:
         """The client is gone: closes our side without a response and waits for the end of the RPC."""
@@ -179,6 +204,15 @@ class ExtProcClient:
             elif kind == "response_body":
                 return headers
 
+    async def _pass_through(self, call: Any, chunks: list[tuple[bool, bytes]]) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        for last, chunk in chunks:
+            if last:
+                await self._finish(call, chunk)
+            else:
+                headers = await self._first_token(call, chunk)
+        return headers
+
     async def _finish(self, call: Any, chunk: bytes) -> None:
         await call.write(pb.ProcessingRequest(response_body=pb.HttpBody(body=chunk, end_of_stream=True)))
         await call.done_writing()
@@ -191,6 +225,10 @@ class ExtProcClient:
         while await call.read() is not grpc.aio.EOF:
             pass
         await _check_status(call)
+
+
+async def _all(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:
+    return list(await asyncio.gather(*coroutines))
 
 
 def _is_last(body: Any) -> bool:

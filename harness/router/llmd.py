@@ -139,6 +139,8 @@ class LlmdRouter:
         self._index = IndexModel(adapted.tier_weights, release != "v0.7.1") if tier_events else None
         self._open: dict[str, _Open] = {}
         self._cookies: dict[str, str] = {}
+        self._told: list[tuple[_Open, str | None]] = []
+        """Answers told and not passed through yet: first tokens with their request id, ends with None."""
         self._number = 0
         self._index_update_due = False
         self._hit_ratio = 0.0
@@ -187,7 +189,7 @@ class LlmdRouter:
         self._cleanup.close()
 
     def push_gauges(self, updates: dict[int, Gauges]) -> None:
-        """New scrape values; returns once the router has taken them over."""
+        """New scrape values, on their way to the router; the next decision waits until it has taken them over."""
         start_s = time.perf_counter()
         for index, gauges in updates.items():
             self._gauges[index] = gauges
@@ -244,6 +246,10 @@ class LlmdRouter:
         start_s = time.perf_counter()
         if self._rank_due:
             self._push({})
+        self._catch_up()
+        answered_s = time.perf_counter()
+        with self._deployment.watching():
+            self._deployment.metrics.wait()
         pushed_s = time.perf_counter()
         if self._index_update_due:
             self._index_update_due = False
@@ -263,7 +269,8 @@ class LlmdRouter:
             answer = self._ext_proc.decide(request.request_id, prompts.PATH, headers, prompt.body)
         if tokenizer is not None and prompt.key is not None:
             tokenizer.forget(prompt.key)
-        self._seconds["push"] += pushed_s - start_s
+        self._seconds["response"] += answered_s - start_s
+        self._seconds["push"] += pushed_s - answered_s
         self._seconds["barrier"] += ready_s - pushed_s
         self._seconds["ext_proc"] += time.perf_counter() - ready_s
         self._counts["decisions"] += 1
@@ -288,16 +295,46 @@ class LlmdRouter:
         opened = self._open.pop(request_id)
         with self._deployment.watching():
             self._ext_proc.finish(request_id, usage_chunk(prompt_tokens, cached_tokens, output_tokens))
-        late: dict[str, str] = {}
-        if self._adapted.session_header and self._release == "v0.7.1":
-            late[self._adapted.session_header] = session_token(self._names[opened.endpoint])
-            self._keep_cookie(opened, late)
+        late = self._late_headers(opened)
+        self._keep_cookie(opened, late)
         self._seconds["response"] += time.perf_counter() - start_s
         return late
+
+    def tell_first_token(self, request_id: str) -> None:
+        """See Router."""
+        opened = self._open[request_id]
+        opened.streaming = True
+        self._ext_proc.tell_first_token(request_id, _FIRST_CHUNK)
+        self._told.append((opened, request_id))
+
+    def tell_end(self, request_id: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
+        """See Router."""
+        if not self._open[request_id].streaming:
+            self.tell_first_token(request_id)
+        opened = self._open.pop(request_id)
+        self._ext_proc.tell_end(request_id, usage_chunk(prompt_tokens, cached_tokens, output_tokens))
+        self._told.append((opened, None))
+
+    def _catch_up(self) -> None:
+        """What was told is passed through, and cookies are kept in the order of the telling."""
+        if not self._told:
+            return
+        told, self._told = self._told, []
+        with self._deployment.watching():
+            headers = self._ext_proc.catch_up()
+        for opened, first in told:
+            self._keep_cookie(opened, self._late_headers(opened) if first is None else headers[first])
+
+    def _late_headers(self, opened: _Open) -> dict[str, str]:
+        """What the client sees with the end of the answer."""
+        if self._adapted.session_header and self._release == "v0.7.1":
+            return {self._adapted.session_header: session_token(self._names[opened.endpoint])}
+        return {}
 
     def abort(self, request_id: str) -> None:
         """The client went away; returns once the router has let go of the request."""
         start_s = time.perf_counter()
+        self._catch_up()
         del self._open[request_id]
         with self._deployment.watching():
             self._ext_proc.abort(request_id)
@@ -324,6 +361,7 @@ class LlmdRouter:
 
     def stats(self) -> dict[str, Any]:
         """Costs in wall seconds, counts, and what makes a run invalid (`fallbacks` not empty)."""
+        self._catch_up()
         counts = ("decisions", "barriers", "index_barriers", "gauge_updates", "refusals", "beliefs_unknown")
         seconds = ("push", "barrier", "ext_proc", "response")
         return {
@@ -379,7 +417,7 @@ class LlmdRouter:
         self._rank_due = False
         changed = self._tie_break.deal(updates)
         with self._deployment.watching():
-            self._deployment.metrics.push({index: self._page(index) for index in changed})
+            self._deployment.metrics.begin({index: self._page(index) for index in changed})
 
     def _decision(self, request: RouteRequest, prompt: prompts.Prompt, answer: Answer, token: str | None) -> Decision:
         if answer.status != 200:

@@ -71,6 +71,11 @@ class MetricsPush:
 
     def push(self, bodies: dict[int, bytes], timeout_s: float = 5.0) -> None:
         """New pages by endpoint index; returns once the router has taken all of them over."""
+        self.begin(bodies)
+        self.wait(timeout_s)
+
+    def begin(self, bodies: dict[int, bytes]) -> None:
+        """New pages by endpoint index, on their way to the router."""
         if not bodies:
             return
         with self._cond:
@@ -80,12 +85,18 @@ class MetricsPush:
                 worker.version += 1
                 if worker.waiting is not None:
                     self._answer(worker)
-            self._wait(set(bodies), timeout_s)
+            self._pending.update(bodies)
+
+    def wait(self, timeout_s: float = 5.0) -> None:
+        """Until the router has taken over all pages that are on their way."""
+        with self._cond:
+            self._wait(timeout_s)
 
     def wait_all(self, timeout_s: float) -> None:
         """Until the router has taken over every worker's present page (at start-up: its first)."""
         with self._cond:
-            self._wait({w.index for w in self._workers if w.acked < w.version}, timeout_s)
+            self._pending.update(w.index for w in self._workers if w.acked < w.version)
+            self._wait(timeout_s)
 
     def close(self) -> None:
         """Stops serving and frees the addresses."""
@@ -103,8 +114,7 @@ class MetricsPush:
             connection.sock.close()
         self._epoll.close()
 
-    def _wait(self, indices: set[int], timeout_s: float) -> None:
-        self._pending = indices
+    def _wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while self._pending:
             if self._closed:

@@ -137,6 +137,42 @@ def test_session_token_steers(router_release: Release, tmp_path: Path) -> None:
         assert decide_once(router, [(0, 0, 5)], session="new")[0] not in (None, homes["b"])
 
 
+@pytest.mark.parametrize("config", ["session", "precise"])
+def test_answers_told_are_answers_passed_through(router_release: Release, tmp_path: Path, config: str) -> None:
+    """Told answers wait for the next decision, many at once; the router then decides as if each had been awaited."""
+
+    def play(folder: Path, told: bool) -> tuple[list[int | None], dict[str, object]]:
+        rng = random.Random(7)
+        chosen, open_calls, streaming = [], [], set()
+        with running(router_release, config, folder, 8) as router:
+            for k in range(60):
+                request = call([(k % 9, 0, 20)], session=f"s{k % 9}")
+                router.push_gauges({i: Gauges(rng.randrange(4), rng.randrange(3), rng.random()) for i in range(8)})
+                decision = router.decide(request)
+                chosen.append(decision.endpoint)
+                open_calls.append(request)
+                for request in rng.sample(open_calls, rng.randrange(len(open_calls) + 1)):
+                    if request.request_id not in streaming and rng.random() < 0.7:
+                        streaming.add(request.request_id)
+                        (router.tell_first_token if told else router.first_token)(request.request_id)
+                    if rng.random() < 0.6:
+                        open_calls.remove(request)
+                        end = (request.request_id, request.prompt_tokens, 0, 3)
+                        if rng.random() < 0.2:
+                            router.abort(request.request_id)
+                        elif told:
+                            router.tell_end(*end)
+                        else:
+                            router.finish(*end)
+            stats = router.stats()
+            assert stats["router_in_flight"] == len(open_calls) == stats["open_requests"]
+            for request in open_calls:
+                router.abort(request.request_id)
+        return chosen, {name: stats[name] for name in ("decisions", "fallbacks", "refusals")}
+
+    assert play(tmp_path / "a", True) == play(tmp_path / "b", False)
+
+
 def test_fresh_runs_decide_alike(router_release: Release, tmp_path: Path) -> None:
     """200 decisions with ties, twice from scratch; another seed decides otherwise."""
 

@@ -60,6 +60,19 @@ def test_push_returns_only_after_take_over(push: MetricsPush, endpoints: list[En
     assert set(scrapers[1].seen) == {b"0"}
 
 
+def test_pages_on_their_way_are_waited_for(push: MetricsPush, endpoints: list[Endpoint]) -> None:
+    """Several begun pushes, some to the same worker, end with one wait; it sees the last page of each."""
+    scrapers = [Scraper(e, delay_s=0.02) for e in endpoints]
+    push.wait_all(5)
+    for k in range(1, 6):
+        push.begin({0: b"a%d" % k, 1: b"b%d" % k})
+        push.begin({1: b"B%d" % k, 2: b"c%d" % k})
+        push.begin({})
+        push.wait()
+        assert [s.seen[-1] for s in scrapers] == [b"a%d" % k, b"B%d" % k, b"c%d" % k]
+    push.wait()
+
+
 def test_scrapes_are_held_but_not_too_long(push: MetricsPush, endpoints: list[Endpoint]) -> None:
     scraper = Scraper(endpoints[0])
     time.sleep(HOLD_S * 2.5)
