@@ -28,7 +28,7 @@ demo: env
 
 test-setup: env
 	$(BIN)/harness router install v0.7.1
-	$(BIN)/python -m tests.differential.install
+	$(BIN)/harness engine install
 	$(BIN)/python -m tests.cache.install
 	$(BIN)/python -c "from harness.live import envoy; envoy.obtain(progress=print)"
 

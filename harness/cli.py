@@ -17,6 +17,7 @@ from rich.table import Table
 from harness import arms, runner
 from harness import experiment as experiments
 from harness.doctor import doctor
+from harness.engine_cli import app as engine_app
 from harness.errors import HarnessError, InputError
 from harness.folders import fresh_folder
 from harness.live.cli import bench, live
@@ -37,6 +38,7 @@ app = typer.Typer(
 )
 profile_app = typer.Typer(no_args_is_help=True, help="Step-time profiles of models on GPUs.")
 app.add_typer(router_app, name="router")
+app.add_typer(engine_app, name="engine")
 app.add_typer(trace_app, name="trace")
 app.add_typer(study_app, name="study")
 app.add_typer(profile_app, name="profile")

@@ -81,6 +81,12 @@ class Load(Strict):
 class Engine(Strict):
     """vLLM's engine arguments, under vLLM's names; null takes the profile's or vLLM's own value."""
 
+    kind: Literal["builtin", "vllm"] = Field(
+        "builtin",
+        description="whose scheduler and block pool decide: the simulator's own (proved equal to vLLM's), or "
+        "vLLM's own code in a process beside it (`harness engine install`): for short runs that check a finding",
+    )
+
     num_gpu_blocks: Annotated[int, Field(ge=2)] | None = Field(
         None, description="KV blocks per endpoint, as vLLM logs it; null: derived from the profile's memory account"
     )
@@ -97,7 +103,18 @@ class Engine(Strict):
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = Field(
         0, description="most prompt tokens of one request in a step while others wait; 0: no limit"
     )
-    leaping: bool = Field(True, description="take runs of equal decode steps at once (same result, less work)")
+    leaping: bool = Field(
+        True, description="take runs of equal decode steps at once (same result, less work); kind: vllm cannot"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _steps(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("kind") == "vllm":
+            if data.get("leaping"):
+                raise ValueError("leaping: true and kind: vllm do not go together: vLLM takes every step")
+            return {**data, "leaping": False}
+        return data
 
 
 class Pool(Strict):

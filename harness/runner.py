@@ -13,7 +13,10 @@ from typing import Any
 
 import polars as pl
 
+from fake_workers.engine.scheduler import RankScheduler
 from fake_workers.pricing.node_price import ProfilePrice
+from fake_workers.vllm_engine.install import interpreter as vllm_interpreter
+from fake_workers.vllm_engine.rank import VllmChildError, VllmProcess
 from harness.arms import Arm, differences
 from harness.cache import upstream
 from harness.cache.build import CacheCluster, build_fabric
@@ -83,6 +86,7 @@ def run_experiment(
     progress = make_progress(title, expected) if show_progress else None
     began, cpu_before = time.monotonic(), cpu_s()
     failure: BaseException | None = None
+    vllm = VllmProcess(out / "logs" / "vllm-scheduler.log") if engine_kind(experiment) == "vllm" else None
     collector = RareCollections()
 
     def on_progress(ended: int, t_ns: int) -> None:
@@ -117,6 +121,7 @@ def run_experiment(
         [GroupKind(ProfilePrice(pool.profile), pool.engine, pool.cached) for pool in pools for _ in pool.groups],
         split,
         ranks,
+        vllm.rank if vllm else RankScheduler,
     )
     usage = Usage()
     stats: dict[str, Any] = {}
@@ -129,10 +134,14 @@ def run_experiment(
     except (Exception, KeyboardInterrupt) as error:
         # whatever ended the run, the calls that it has simulated are kept
         failure = error
+        if isinstance(error, VllmChildError):
+            failure = ComponentError("vLLM's scheduler", str(error), f"see {out / 'logs'}")
         stats = _quietly(router.stats) or {}
     with _undisturbed():
         usage.read()
         router.stop()
+        if vllm:
+            vllm.close()
         tier_account = None
         if tiers:
             try:
@@ -286,6 +295,19 @@ def _tiers(
     )
 
 
+def engine_kind(experiment: Experiment) -> str:
+    """Whose scheduler runs, checked: vLLM's own must be installed and has neither cache tiers nor roles here."""
+    kind = experiment.cluster.engine.kind
+    if kind == "vllm":
+        if experiment.cache.kind != "none":
+            raise InputError("cluster.engine.kind: vllm", "does not go with cache tiers", "set cache.kind: none")
+        if experiment.cluster.pools or experiment.cluster.disaggregation:
+            raise InputError("cluster.engine.kind: vllm", "does not go with pools of roles", "leave the pools out")
+        if vllm_interpreter() is None:
+            raise InputError("cluster.engine.kind: vllm", "vLLM is not here", "run `harness engine install`")
+    return kind
+
+
 def _optional_ns(seconds: float | None) -> int | None:
     return None if seconds is None else to_ns(seconds)
 
@@ -304,6 +326,7 @@ def check_experiment(experiment: Experiment, workdir: Path) -> None:
     """
     pools = plan_pools(experiment)
     experiment = with_nodes(experiment, pools)
+    engine_kind(experiment)
     profile, engine = pools[0].profile, pools[0].engine
     model = experiment.model.name or profile.model
     tiers, _, _ = _below(experiment, pools, VirtualClock(), model)

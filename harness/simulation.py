@@ -20,7 +20,7 @@ from fake_workers.engine.events import KvEvent
 from fake_workers.engine.gauges import Gauges
 from fake_workers.engine.node import EngineStuckError, Node, Outcome, StepPrice
 from fake_workers.engine.request import EngineRequest
-from fake_workers.engine.scheduler import SchedulerConfig
+from fake_workers.engine.scheduler import RankScheduler, SchedulerConfig
 from harness.cache.base import NODE_DRAM, ExternalCache
 from harness.cache.connector import CacheConnector, make_connector
 from harness.cache.feed import TierFeed
@@ -138,6 +138,7 @@ class Simulation:
         kinds: Sequence[GroupKind] | None = None,
         disaggregation: Disaggregation | None = None,
         sides: Sequence[list[Side]] | None = None,
+        make_rank: Callable[[SchedulerConfig, bool], RankScheduler] = RankScheduler,
     ) -> None:
         """`caches[k]`: the cache tiers of node k, on the same `clock`; None: GPU caches only. `kinds[g]`: what group g
         runs (None: `price` and `config.engine`). With `disaggregation` groups exchange KV; `sides[g]`: GPUs of group
@@ -150,6 +151,7 @@ class Simulation:
         self._caches = caches
         self.ledger = CacheLedger(config.engine.block_tokens)
         """What cache tiers gave; empty without them."""
+        self._make_rank = make_rank
         self.router = router
         self.records: list[CallRecord] = []
         self.counts = Counts()
@@ -197,6 +199,7 @@ class Simulation:
             observer=observe,
             connector=connector,
             connector_options=self._connector_options(),
+            make_rank=self._make_rank,
         )
         attach(node)
         # scrapes of different workers are spread over the interval, as independent tickers are

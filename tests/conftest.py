@@ -53,6 +53,16 @@ def lmcache() -> None:
     upstream.prepare()
 
 
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with the real traces; the test is skipped where it is absent."""
+    default = Path(__file__).resolve().parents[1].parent / "shared"
+    folder = Path(os.environ.get("HARNESS_SHARED", default))
+    if not (folder / "traces").is_dir():
+        pytest.skip(f"no real traces at {folder} (HARNESS_SHARED says where they are)")
+    return folder
+
+
 @pytest.fixture
 def heard_interrupts() -> Iterator[None]:
     """A shell's background job starts with SIGINT ignored, and so do Python and its children then."""

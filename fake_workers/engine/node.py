@@ -105,14 +105,16 @@ class Node:
         observer: Observer | None = None,
         connector: Connector | None = None,
         connector_options: ConnectorOptions | None = None,
+        make_rank: Callable[[SchedulerConfig, bool], RankScheduler] = RankScheduler,
     ) -> None:
+        """`make_rank`: whose scheduler a rank runs (given config and keep_events); with a connector it is ours."""
         self.price = price
         self.config = config
         self.connected: list[ConnectedRank] = []
         """The ranks, if there is a connector."""
         self.ranks: list[RankScheduler]
         if connector is None:
-            self.ranks = [RankScheduler(config, keep_events) for _ in range(ranks)]
+            self.ranks = [make_rank(config, keep_events) for _ in range(ranks)]
         else:
             options = connector_options or ConnectorOptions()
             self.connect([ConnectedRank(config, keep_events, connector, options, rank) for rank in range(ranks)])

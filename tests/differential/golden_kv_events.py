@@ -1,6 +1,6 @@
 """Writes tests/api/golden_kv_events.json: KV-event frames as vLLM 0.32's own publisher puts them on the wire.
 
-    $(python -m tests.differential.install) -m tests.differential.golden_kv_events
+    $(harness engine install) -m tests.differential.golden_kv_events
 
 A small workload runs on vLLM's scheduler; its event batches, a cache reset among them, go through vLLM's
 ZmqEventPublisher and are received by a SUB socket, and again by a DEALER socket from the replay endpoint.
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.differential import torch_stub
+from fake_workers.vllm_engine import torch_stub
 
 torch_stub.install()
 

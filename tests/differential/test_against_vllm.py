@@ -1,6 +1,6 @@
 """Our engine against vLLM 0.32's own scheduler, step for step (docs/engine.md says what is compared and what is not).
 
-Needs vLLM's sources: `python -m tests.differential.install`, or HARNESS_VLLM_PYTHON naming an
+Needs vLLM's sources: `harness engine install`, or HARNESS_VLLM_PYTHON naming an
 interpreter that has them.
 HARNESS_DIFFERENTIAL_STEPS sets the number of vLLM steps (default 120,000, and half as many with a KV connector),
 HARNESS_DIFFERENTIAL_SEED the first seed.
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from tests.differential.install import interpreter
+from fake_workers.vllm_engine.install import interpreter
 from tests.engine.connected import random_connected_workload
 from tests.engine.workload import random_workload
 
@@ -30,7 +30,7 @@ FIRST_SEED = int(os.environ.get("HARNESS_DIFFERENTIAL_SEED", "0"))
 def vllm_python() -> Path:
     python = interpreter()
     if python is None:
-        pytest.skip("vLLM's sources are not installed: python -m tests.differential.install")
+        pytest.skip("vLLM's sources are not installed: harness engine install")
     return python
 
 

@@ -11,7 +11,8 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from fake_workers.engine.connector import ConnectorOptions
-from tests.differential.vllm_engine import VllmEngine, make_scheduler
+from fake_workers.vllm_engine.scheduler import make_scheduler
+from tests.differential.vllm_engine import VllmEngine
 from tests.engine.connected import STUCK, Outside, comparable_connected, line
 from tests.engine.workload import Record, Workload
 

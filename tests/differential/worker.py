@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.differential import torch_stub
+from fake_workers.vllm_engine import torch_stub
 
 torch_stub.install()
 

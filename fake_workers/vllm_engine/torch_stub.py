@@ -131,6 +131,6 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 def install() -> None:
     """Put the placeholders in place of the real modules for the rest of this process."""
     sys.meta_path.insert(0, _Finder())
-    import torch.library  # type: ignore[import-not-found]
+    import torch.library
 
     torch.library.infer_schema = lambda *args, **kwargs: ""
