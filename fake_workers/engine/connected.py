@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from fake_workers.engine.blocks import Run
-from fake_workers.engine.connector import Connector, ConnectorOptions, FollowsSteps, Transfer
+from fake_workers.engine.connector import Connector, ConnectorOptions, FollowsSteps, StreamsLayers, Transfer
 from fake_workers.engine.events import Removed
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import Batch, RankScheduler, Scheduled, SchedulerConfig, priority_key
@@ -45,6 +45,7 @@ class ConnectedRank(RankScheduler):
         super().__init__(config, keep_events)
         self.connector = connector
         self._follower = connector if isinstance(connector, FollowsSteps) else None
+        self._streamer = connector if isinstance(connector, StreamsLayers) else None
         self.options = options
         self.rank = rank
         self.now_ns = 0
@@ -318,6 +319,13 @@ class ConnectedRank(RankScheduler):
         request.blocks = request.cached_blocks = 0
 
     # ------------------------------------------------------------------ update
+
+    def step_begins(self, batch: Batch, duration_ns: int) -> None:
+        """The batch starts to execute; a connector that sends layer by layer hears how far each prompt will get."""
+        if self._streamer is not None:
+            for item in batch.items:
+                if item.cached < item.request.prompt_tokens and not item.request.stale:
+                    self._streamer.step_begins(self.rank, item.request, item.cached + item.tokens, duration_ns)
 
     def saved(self, batch: Batch) -> None:
         """C9: the batch has been executed; the connector hears how much of each prompt is in the GPU."""

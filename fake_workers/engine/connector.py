@@ -68,6 +68,14 @@ class Connector(Protocol):
         """
 
 
+@runtime_checkable
+class StreamsLayers(Protocol):
+    """A connector that sends a prompt's KV while it is computed hears of every step that computes some of it."""
+
+    def step_begins(self, rank: int, request: EngineRequest, computed_tokens: int, duration_ns: int) -> None:
+        """A step begins after which the first `computed_tokens` of a prompt will be in the GPU."""
+
+
 class EngineSide(Protocol):
     """What a connector tells its node (see Node)."""
 

@@ -327,6 +327,8 @@ class Node:
             if self._idle_boundaries > _MOST_IDLE_BOUNDARIES:
                 raise EngineStuckError(self._describe())
         self._account(current, now, duration)
+        for connected, batch in zip(self.connected, current, strict=False):
+            connected.step_begins(batch, duration)
         self._end_ns = now + duration
 
     def _falls_asleep(self, now: int) -> bool:

@@ -103,6 +103,15 @@ class PdConnector:
         if self.inner is not None:
             self.inner.start_load(rank, request, local_hit_tokens, 0 if ours else external_tokens)
 
+    def step_begins(self, rank: int, request: EngineRequest, computed_tokens: int, duration_ns: int) -> None:
+        """A step begins after which the first `computed_tokens` of a prompt will be computed."""
+        handoff = self._prefills.get(request)
+        if handoff is not None and self.exchange.config.mode == "layerwise":
+            last = computed_tokens >= request.prompt_tokens
+            block = self.exchange.block_tokens
+            upto = -(-request.prompt_tokens // block) if last else computed_tokens // block
+            self.exchange.computing(handoff, upto, duration_ns)
+
     def save(self, rank: int, request: EngineRequest, computed_tokens: int) -> None:
         """See Connector."""
         if self.inner is not None:
@@ -155,7 +164,11 @@ class PdConnector:
         block = self.exchange.block_tokens
         blocks = -(-(local + external) // block) - local // block
         self._loads.add(request)
-        self.exchange.pull(handoff, blocks, external, lambda good: self._say(self._ended, rank, request, good))
+
+        def arrived(good: bool) -> None:
+            self._say(self._ended, rank, request, good)
+
+        self.exchange.pull(handoff, blocks, external, arrived, local // block)
 
     def _say(self, what: Callable[..., None], *arguments: object) -> None:
         self.clock.call_at(self.clock.now_ns, self._tell, what, *arguments)

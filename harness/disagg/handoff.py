@@ -16,8 +16,9 @@ from harness.cache.transfers import TransferGroup, Wires
 from harness.clock import VirtualClock, to_ns
 from harness.disagg.config import KvTransferConfig
 from harness.disagg.layout import KvShape, RankRead, reads
-from harness.fabric.flows import Fabric
-from harness.fabric.goodput import load_cost
+from harness.fabric.flows import ENDS, Fabric
+from harness.fabric.goodput import Goodput, TransferCost, load_cost
+from harness.fabric.meter import NS_PER_S
 from harness.fabric.share import Path
 from harness.fabric.topology import Topology
 
@@ -56,6 +57,17 @@ class Handoff:
     under_way: bool = False
     lease: int | None = None
 
+    # layer by layer: positions in blocks of the prompt
+    skip: int = 0
+    """The decode side has the blocks before this one."""
+    sent: int = 0
+    """Blocks up to here are on the wires or there."""
+    ready: int = 0
+    """Blocks up to here are computed."""
+    chunk: tuple[int, int] | None = None
+    """What the running step computes: (blocks up to here, its end in ns)."""
+    open_parts: int = 0
+
 
 @dataclass(slots=True)
 class HandoffTotals:
@@ -92,6 +104,7 @@ class KvExchange:
         self._random = random.Random(f"kv-transfer/{seed}")
         self._cost = load_cost(config.cost)
         self._lease_ns = to_ns(config.lease_s)
+        self.layers = max(1, shape.regions // 2 if shape.heads else shape.regions)
 
     # ------------------------------------------------------------------ the life of a handoff
 
@@ -107,7 +120,9 @@ class KvExchange:
             self._free(handoff)
             return
         handoff.lease = self.clock.call_later(self._lease_ns, self._lease_ends, handoff)
-        if handoff.wanted:
+        if self.config.mode == "layerwise":
+            self._check_all_there(handoff)
+        elif handoff.wanted:
             self._move(handoff)
 
     def come_to_nothing(self, handoff: Handoff) -> None:
@@ -118,12 +133,20 @@ class KvExchange:
         """The decode worker `target` has the request."""
         handoff.expected, handoff.target = True, target
 
-    def pull(self, handoff: Handoff, blocks: int, tokens: int, arrived: Callable[[bool], None]) -> None:
-        """The decode side has blocks for `tokens` tokens in `blocks` blocks; `arrived` follows, never from inside."""
+    def pull(
+        self, handoff: Handoff, blocks: int, tokens: int, arrived: Callable[[bool], None], first_block: int = 0
+    ) -> None:
+        """The decode side has blocks for `tokens` tokens in `blocks` blocks from `first_block` of the prompt on.
+
+        `arrived` follows, never from inside.
+        """
+        handoff.skip = handoff.sent = first_block
         handoff.wanted, handoff.blocks, handoff.tokens, handoff.arrived = True, blocks, tokens, arrived
         handoff.bytes = self.bytes_of(handoff, blocks)
         if handoff.gone:
             self.clock.call_at(self.clock.now_ns, self._report, handoff, False)
+        elif self.config.mode == "layerwise":
+            self._catch_up(handoff)
         elif handoff.offered:
             self._move(handoff)
 
@@ -170,6 +193,84 @@ class KvExchange:
             nbytes = read.bytes_per_token * blocks * self.block_tokens
             parts.append((path, nbytes, blocks * self.shape.regions))
         return parts
+
+    # ------------------------------------------------------------------ layer by layer
+
+    def computing(self, handoff: Handoff, upto: int, duration_ns: int) -> None:
+        """A step of the prefill side begins that computes the prompt's blocks up to `upto`."""
+        if handoff.gone:
+            return
+        handoff.chunk = (upto, self.clock.now_ns + duration_ns)
+        if handoff.wanted:
+            self._stream(handoff)
+        self.clock.call_later(duration_ns, self._computed, handoff, upto, rank=ENDS)
+
+    def _stream(self, handoff: Handoff) -> None:
+        """All layers but the last of what the running step computes, no faster than it computes them."""
+        assert handoff.chunk is not None
+        upto, end_ns = handoff.chunk
+        blocks = upto - max(handoff.sent, handoff.ready)
+        if blocks > 0 and self.layers > 1:
+            self._send_part(handoff, blocks, self.layers - 1, max(1, end_ns - self.clock.now_ns))
+            self.clock.call_at(end_ns, self._send_part, handoff, blocks, 1, 0, rank=ENDS)
+            handoff.open_parts += 1  # the last layer's, which is still to come
+            handoff.sent = upto
+
+    def _computed(self, handoff: Handoff, upto: int) -> None:
+        """The step has ended."""
+        handoff.ready, handoff.chunk = max(handoff.ready, upto), None
+        if handoff.wanted and not handoff.gone:
+            self._send_ready(handoff)
+
+    def _catch_up(self, handoff: Handoff) -> None:
+        """The decode side has its blocks: what is computed goes at once, what is being computed as it comes."""
+        self._send_ready(handoff)
+        if handoff.chunk is not None:
+            self._stream(handoff)
+        self._check_all_there(handoff)
+
+    def _send_ready(self, handoff: Handoff) -> None:
+        if handoff.ready > handoff.sent:
+            self._send_part(handoff, handoff.ready - handoff.sent, self.layers, 0)
+            handoff.sent = handoff.ready
+
+    def _send_part(self, handoff: Handoff, blocks: int, layers: int, at_least_ns: int) -> None:
+        """So many layers of so many blocks, over all pairs of ranks, in no less than that time."""
+        if at_least_ns == 0 and layers == 1 and self.layers > 1:
+            handoff.open_parts -= 1  # counted when the step began
+        if handoff.started_ns is None:
+            handoff.started_ns = self.clock.now_ns
+        handoff.under_way = True
+        parts = []
+        for path, nbytes, descriptors in self._parts(handoff, blocks):
+            share = nbytes * layers // self.layers if layers < self.layers else nbytes
+            if layers == 1 and self.layers > 1:
+                share = nbytes - nbytes * (self.layers - 1) // self.layers
+            parts.append((path, share, max(1, descriptors * layers // self.layers)))
+        handoff.open_parts += 1
+
+        def done() -> None:
+            self.clock.call_at(self.clock.now_ns, self._part_done, handoff)
+
+        cost = self._cost
+        if at_least_ns:
+            slowest = max(share for _, share, _ in parts)
+            rate = max(1, slowest * NS_PER_S // at_least_ns)
+            cost = TransferCost(cost.setup_ns, cost.per_descriptor_ns, Goodput("step", "transfer", (1,), (rate,), ""))
+        self._wires.send(parts, cost, done)
+
+    def _part_done(self, handoff: Handoff) -> None:
+        handoff.open_parts -= 1
+        self._check_all_there(handoff)
+
+    def _check_all_there(self, handoff: Handoff) -> None:
+        if handoff.wanted and handoff.offered and not handoff.open_parts and handoff.ended_ns is None:
+            if handoff.ready > handoff.sent:
+                self._send_ready(handoff)
+            elif handoff.under_way:
+                self._moved(handoff)
+
+    # ------------------------------------------------------------------ the end
 
     def _moved(self, handoff: Handoff) -> None:
         handoff.under_way = False

@@ -58,6 +58,7 @@ class Bed:
         wired: bool = True,
         caches: Any = None,
         clock: VirtualClock | None = None,
+        layers: int = 1,
         **config: Any,
     ) -> None:
         roles = ["prefill"] * prefill + ["decode"] * decode
@@ -70,7 +71,7 @@ class Bed:
         self.kv = KvExchange(
             self.clock,
             KvTransferConfig.model_validate({"cost": "wire", **(kv or {})}),
-            KvShape(BYTES_PER_TOKEN, 1, 2),
+            KvShape(BYTES_PER_TOKEN, 1, 2 * layers),
             4,
             self.fabric if wired else None,
             self.topology if wired else None,

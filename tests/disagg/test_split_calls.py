@@ -150,6 +150,28 @@ def test_concurrent_protocols_allocate_first_and_send_when_the_prompt_is_done(pr
     assert decode.totals[0].scheduled_tokens == 3
 
 
+def test_layer_by_layer_moves_while_the_prompt_is_computed() -> None:
+    prefill = step_ns([RankBatch(((60, 0),), 0, 0)])
+    wire = 60 * BYTES_PER_TOKEN * 1_000_000_000 // WIRE
+    (whole,) = Bed(one(60, 3), kv={"protocol": "sglang"}, layers=10).run().records
+    bed = Bed(one(60, 3), kv={"protocol": "sglang", "mode": "layerwise"}, layers=10)
+    (layered,) = bed.run().records
+    assert whole.transfer_end_ns == prefill + wire
+    assert layered.transfer_start_ns == 0, "the decode worker had blocks at once"
+    # the wire is slower than the prompt, so it is busy from the first layer on
+    assert layered.transfer_end_ns == wire
+    assert layered.transfer_bytes == bed.fabric.totals.finished_bytes == 60 * BYTES_PER_TOKEN
+
+
+def test_layer_by_layer_never_ends_before_the_last_layer_is_computed() -> None:
+    bed = Bed(one(240, 3), kv={"protocol": "sglang", "mode": "layerwise"}, layers=4, budget=16)
+    bed.fabric._capacity.update(dict.fromkeys(bed.fabric._capacity, 1000 * WIRE))
+    (record,) = bed.run().records
+    assert record.transfer_end_ns is not None and record.prefill_done_ns is not None
+    last_layer = 16 * BYTES_PER_TOKEN // 4 / 1000
+    assert record.prefill_done_ns < record.transfer_end_ns <= record.prefill_done_ns + last_layer + 2
+
+
 def many(seed: int, count: int = 8) -> list[Session]:
     rng = random.Random(seed)
     sessions = []
@@ -171,13 +193,15 @@ def many(seed: int, count: int = 8) -> list[Session]:
     st.integers(0, 10_000),
     st.sampled_from([120, 400]),
     st.booleans(),
-    st.sampled_from(["nixlv2", "sglang", "offloading"]),
+    st.sampled_from([("nixlv2", "whole"), ("sglang", "whole"), ("offloading", "layerwise"), ("sglang", "layerwise")]),
     st.sampled_from([0.0, 0.3]),
     st.sampled_from([None, 400_000]),
 )
 def test_whatever_happens_all_calls_end_blocks_return_and_bytes_add_up(
-    seed: int, blocks: int, is_async: bool, protocol: str, failures: float, timeout_ns: int | None
+    seed: int, blocks: int, is_async: bool, way: tuple[str, str], failures: float, timeout_ns: int | None
 ) -> None:
+    wanted = {"protocol": way[0], "mode": way[1], "failure_share": failures, "lease_s": 0.01}
+
     def run(leaping: bool) -> Bed:
         bed = Bed(
             many(seed),
@@ -186,7 +210,8 @@ def test_whatever_happens_all_calls_end_blocks_return_and_bytes_add_up(
             starts_ns=[i * 20_000 for i in range(8)],
             blocks=blocks,
             is_async=is_async,
-            kv={"protocol": protocol, "failure_share": failures, "load_failure_policy": "recompute", "lease_s": 0.01},
+            kv={**wanted, "load_failure_policy": "recompute"},
+            layers=3,
             client_timeout_ns=timeout_ns,
             leaping=leaping,
         )
