@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -363,10 +364,19 @@ def validated(document: dict[str, Any], where: str) -> Experiment:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
+        where += _arm_of(document, first["loc"])
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise InputError(
             where, f"field {field}: {_reason(first)}{more}", "see docs/experiment.md or `harness schema`"
         ) from None
+
+
+def _arm_of(document: dict[str, Any], place: Sequence[Any]) -> str:
+    """The name of the arm in which something is wrong, for a message."""
+    if len(place) < 2 or place[0] != "arms" or not isinstance(place[1], int):
+        return ""
+    arm = document["arms"][place[1]]
+    return f": arm {arm['name']}" if isinstance(arm, dict) and arm.get("name") else ""
 
 
 def resolved_yaml(experiment: Experiment) -> str:

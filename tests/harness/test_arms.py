@@ -137,8 +137,8 @@ def test_what_differs_is_told_field_by_field(tmp_path: Path) -> None:
         ("{name: a, set: {cluster.nodes.x: 2}}", "arm a: field cluster.nodes.x: nodes is not a section"),
         ("{name: a/b}", "field arms.1.name"),
         ("{name: '..'}", "field arms.1.name"),
-        ("{name: a, sets: {}}", "field arms.1.sets: unknown key"),
-        ("{name: a, set: [1]}", "field arms.1.set"),
+        ("{name: a, sets: {}}", "arm a: field arms.1.sets: unknown key"),
+        ("{name: a, set: [1]}", "arm a: field arms.1.set"),
         ("{name: a}\n- {name: a}", "field arms: value error, two arms are called a"),
         ("7", "field arms.1"),
         # what only putting the parts together can show
