@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from harness import yaml_text
 from harness.cache.config import CacheConfig, FabricConfig, OffloadingConfig
 from harness.disagg.config import KvTransferConfig, Role, parse_notation
 from harness.errors import InputError
@@ -27,7 +28,7 @@ ARM_NAME = r"[\w.+-]+"
 class Strict(BaseModel):
     """Unknown keys are refused, values are not coerced across types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Trace(Strict):
@@ -406,7 +407,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(str(path), f"cannot be read ({error})", "give a readable UTF-8 YAML file") from None
     try:
-        document = yaml.safe_load(text)
+        document = yaml_text.parse(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" at line {mark.line + 1}" if mark else ""

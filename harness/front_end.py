@@ -63,7 +63,7 @@ MEASURED: dict[str, Part] = {
 class FrontEndConfig(BaseModel):
     """What stands around the GPU: each part of a call's time that no kernel accounts for (docs/front-end.md)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     parts: Literal["none", "measured"] = Field(
         "none", description="values of the fields that are not given: zero, or as measured (docs/front-end.md)"

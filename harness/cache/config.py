@@ -17,7 +17,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class Strict(BaseModel):
     """Unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Eviction(Strict):

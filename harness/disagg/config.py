@@ -19,7 +19,7 @@ NOTATION = re.compile(r"^(?:(\d+)[pP](\d+)[dD]|(\d+):(\d+))$")
 class Strict(BaseModel):
     """Unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class KvTransferConfig(Strict):

@@ -12,7 +12,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 class LiveConfig(BaseModel):
     """The cluster on the wall clock (`harness live`)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     speed: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = Field(
         1.0, description="seconds of engine time per second of wall time"

@@ -94,6 +94,8 @@ def which(
     releases = load_releases()
     if release is None:
         found = [binary for name in releases.known if (binary := problem_of(name, releases)[0])]
+        if not found and not as_json:
+            raise ComponentError("router", "none at hand; try: harness router install", "see harness router list")
     else:
         binary = find(release, releases=releases)
         if binary is None:

@@ -109,3 +109,18 @@ def test_the_page_about_the_file_is_up_to_date() -> None:
     root = Path(__file__).parents[2]
     wanted = markdown(root / "examples/compare.yaml")
     assert (root / "docs/experiment.md").read_text() == wanted, "python -m harness.experiment_docs docs/experiment.md"
+
+
+def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text("name: a\ncluster:\n  nodes: 1\n  nodes: 2\n")
+    with pytest.raises(InputError, match=r"line 4: key nodes stands twice"):
+        load_experiment(path)
+
+
+@pytest.mark.parametrize("value", ["true", "'2'", "2.0"])
+def test_values_of_another_type_are_refused(tmp_path: Path, value: str) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text("name: a\ntrace: {path: t}\nmodel: {profile: p}\n")
+    with pytest.raises(InputError, match="cluster.nodes"):
+        load_experiment(path, [f"cluster.nodes={value}"])
