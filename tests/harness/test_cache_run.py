@@ -70,3 +70,42 @@ def test_tiers_without_lmcache_are_refused_with_the_remedy(tmp_path: Path, monke
     monkeypatch.setattr("harness.cache.upstream.available", lambda: False)
     with pytest.raises(InputError, match=r"pip install '\.\[lmcache\]'"):
         _run(tmp_path, "out")
+
+
+def _offloading(tmp_path: Path, name: str, **options: object) -> Run:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(TRACE)
+    experiment = Experiment.model_validate(
+        {
+            "name": "t",
+            "trace": {"path": str(path)},
+            "cluster": {"nodes": 1, "gpus_per_node": 2, "engine": {"num_gpu_blocks": 701, "max_model_len": 11000}},
+            "load": {"arrivals": "uniform", "sessions_per_hour_per_node": 600},
+            "model": {"profile": "qwen3-32b-bf16-tp2-h200"},
+            "router": {"kind": "round_robin"},
+            "cache": {"kind": "offloading", "offloading": {"cpu_bytes_to_use": 1 << 36, **options}},
+            "output": {"report": False},
+        }
+    )
+    return run_experiment(experiment, tmp_path / name, show_progress=False)
+
+
+def test_vllms_cpu_tier_serves_what_the_gpu_lost(tmp_path: Path) -> None:
+    """The GPUs hold hardly more than one prompt of three sessions in turn; nothing of LMCache is needed."""
+    run, again = _offloading(tmp_path, "one"), _offloading(tmp_path, "two")
+    assert run.summary["validity"]["valid"], run.summary["validity"]
+    assert run.summary["outcome"]["completed"] == 18
+    assert run.summary["cache"] == {"kind": "offloading", "release": "0.32.0", "mode": "lru"}
+    sources = run.summary["tokens_by_source"]
+    assert sum(sources.values()) == run.summary["load"]["input_tokens"]
+    (tier,) = run.summary["tier"]["tiers"]
+    assert tier["name"] == "dram" and tier["written_bytes"] > 0
+    assert tier["hit_tokens"] >= sources["dram"] > 0 and run.summary["restore_s"]["mean"] > 0
+    assert run.summary["digest"] == again.summary["digest"]
+
+
+def test_offloading_settings_are_checked_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="block_size"):
+        _offloading(tmp_path, "out", block_size=100)
+    with pytest.raises(InputError, match="one chunk"):
+        _offloading(tmp_path, "out", cpu_bytes_to_use=1000)
