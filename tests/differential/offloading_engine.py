@@ -3,9 +3,9 @@
     python -m tests.differential.offloading_engine FIRST_SEED WORKLOADS [wrong]
 
 vLLM's Scheduler or AsyncScheduler with its OffloadingConnectorScheduler, and ours; compared are all records of the
-engine comparison (docs/engine.md) and every copy in its order: direction, request, chunks, chunks in the tier then. With
-`wrong` our side stores generated tokens where vLLM's does not, or the other way round. One JSON line per workload on
-stdout.
+engine comparison (docs/engine.md) and every copy in its order: direction, request, chunks, chunks in the tier then.
+With `wrong` our side stores generated tokens where vLLM's does not, or the other way round. One JSON line per workload
+on stdout.
 """
 
 from __future__ import annotations
