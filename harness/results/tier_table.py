@@ -14,14 +14,13 @@ GB: Final = 1e9
 GIB: Final = 1 << 30
 
 _GROUPS: Final = (
-    ("Served", ("tokens, %", "restores")),
+    ("Served", ("tokens, %", "loads")),
     ("Restore, s", ("p50", "p90")),
     ("Per restore, GB", ("mean", "p90")),
     ("Read, GB/s", ("mean", "p99")),
     ("Written, GB/s", ("mean", "p99")),
     ("Holds, GiB", ("mean", "most", "room")),
-    ("Dropped, %", ("unread",)),
-    ("Stores, %", ("skipped",)),
+    ("In vain, %", ("unread", "skipped")),
 )
 
 
@@ -84,9 +83,10 @@ def tiers_table(runs: Sequence[Run], swatches: Sequence[Markup]) -> Markup:
             ]
             body.append(tag("tr", name, cells))
     note = (
-        "Served tokens and restores: measured window; restore times of those that reached down to the tier and no"
+        "Served tokens, loads into GPUs: measured window; restore times of those that reached down to the tier and no"
         " further. The rest: whole run, p99 over its seconds. Read and written: all nodes together. Holds: node memory"
-        " per node, most of any node. Unread: share of dropped bytes that were never read."
+        " per node, most of any node. Unread: share of dropped bytes that were never"
+        " read. Skipped: share of bytes to store that found no room."
     )
     table = tag("table", tag("thead", heads, titles), tag("tbody", body), class_="comparison tiers")
     return tag("div", _framed(table, "Cache tiers"), tag("p", note, class_="note"))
