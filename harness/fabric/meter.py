@@ -59,17 +59,24 @@ class RateMeter:
         self.since_ns = now_ns
         if not rate or now_ns <= start:
             return
-        self.nanobytes += rate * (now_ns - start)
-        self.busy_ns += now_ns - start
+        span = now_ns - start
+        moved = rate * span
+        self.nanobytes += moved
+        self.busy_ns += span
         if self._full_rate is not None and rate * 100 >= self._full_rate:
-            self.full_ns += now_ns - start
-        self.series.spread(start, now_ns, rate)
+            self.full_ns += span
+        series = self.series
+        number = start // series.bin_ns
+        if now_ns <= (number + 1) * series.bin_ns and number < len(series.sums):
+            series.sums[number] += moved  # what spread would do, most of the time
+        else:
+            series.spread(start, now_ns, rate)
         width = self.interval_ns
         first, last = start // width, (now_ns - 1) // width
         if first != self._interval:
             self._next(first)
         if first == last:
-            self._moved += rate * (now_ns - start)
+            self._moved += moved
             return
         self._moved += rate * ((first + 1) * width - start)
         self._next(last)
