@@ -49,7 +49,9 @@ MEASURED: dict[str, Part] = {
     "tokenise_workers": Part(1, "vLLM: one tokenizer thread per API server"),
     "engine_input_ms": Part(0.3, f"add_request and the message to the engine's process: {_VLLM}"),
     "engine_input_us_per_token": Part(0.22, f"block hashes and token lists, 4,000 to 219,000 tokens: {_VLLM}"),
-    "scheduler_step_us": Part(11.0, f"schedule() and update_from_output(): {_VLLM}"),
+    "scheduler_step_us": Part(
+        11.0, f"only without asynchronous scheduling; schedule() and update_from_output(): {_VLLM}"
+    ),
     "scheduler_request_us": Part(17.0, f"the same, per request in the batch: {_VLLM}"),
     "detokenise_us_per_token": Part(0.9, f"tokenizers' DecodeStream, which vLLM uses: {_OWN}"),
     "stream_us_per_token": Part(

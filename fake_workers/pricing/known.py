@@ -187,12 +187,12 @@ _TABLE: tuple[tuple[str, ModelSource, dict[str, tuple[str, ...]]], ...] = (
     ("qwen3-32b-bf16-kvfp8", with_kv(QWEN3_32B, "fp8"), {"tp2": _ALL}),
     ("qwen3-32b-fp8", QWEN3_32B_FP8, {"tp1": _ALL, "tp2": _ALL, "tp4": _ALL, "tp8": _ALL}),
     ("glm-5.2-fp8", GLM_52, {"tp8ep8": _BIG, "dp8ep8": ("b200",), "dp16ep16": _BIG}),
-    ("glm-5.2-nvfp4", GLM_52_NVFP4, {"tp8ep8": ("b200",), "dp8ep8": ("b200",)}),
+    ("glm-5.2-nvfp4", GLM_52_NVFP4, {"tp8ep8": ("b200",), "dp8ep8": ("b200",), "dp16ep16": ("b200",)}),
     ("deepseek-v3.2-fp8", DEEPSEEK_V32, {"tp8ep8": _BIG, "dp8ep8": _BIG, "dp16ep16": _ALL}),
-    ("minimax-m2.7-fp8", MINIMAX_M27, {"tp4ep4": _ALL, "tp8ep8": _ALL, "dp8ep8": _ALL}),
+    ("minimax-m2.7-fp8", MINIMAX_M27, {"tp4ep4": _ALL, "tp8ep8": _ALL, "dp8ep8": _ALL, "dp16ep16": _ALL}),
     ("minimax-m2.7-nvfp4", MINIMAX_M27_NVFP4, {"tp4ep4": ("b200",), "tp8ep8": ("b200",)}),
-    ("minimax-m3-bf16", MINIMAX_M3_BF16, {"tp8ep8": _BIG, "dp8ep8": _BIG}),
-    ("gpt-oss-120b-mxfp4", GPT_OSS_120B, {"tp1": _ALL, "tp2": _ALL, "tp4": _ALL, "tp8": _ALL}),
+    ("minimax-m3-bf16", MINIMAX_M3_BF16, {"tp8ep8": _BIG, "dp8ep8": _BIG, "dp16ep16": _BIG}),
+    ("gpt-oss-120b-mxfp4", GPT_OSS_120B, {"tp1": _ALL, "tp2": _ALL, "tp4": _ALL, "tp8": _ALL, "dp8ep8": _ALL}),
     ("gpt-oss-120b-mxfp4-kvfp8", with_kv(GPT_OSS_120B, "fp8"), {"tp1": _ALL}),
 )
 
