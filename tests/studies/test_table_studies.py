@@ -123,7 +123,10 @@ def test_published_gains_of_the_storage_tier_stand_next_to_ours() -> None:
         "50,000 tokens, lustre below DRAM: mean TTFT -50%, input tok/s +0% (published: mean TTFT +0%, input tok/s +0%)."
     ]
     assert study.marked == {(1, 1)}
-    assert "**25.38 / 12.69 / 0.50**" in markdown(study) and "plot-0" in render(study)
+    assert "**25.38 / 12.69 / 0.50**" in markdown(study) and "| 50 / 10 / 0 / 40 |" in markdown(study)
+    assert "plot-0" not in render(study), "one length makes no line"
+    longer = [Outcome(70_000, one.tier, one.values, one.published, served, "d", []) for one in arms]
+    assert "plot-0" in render(storage_study(case, [*arms, *longer], "cmd"))
 
 
 @pytest.mark.slow
