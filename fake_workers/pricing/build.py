@@ -11,7 +11,7 @@ from typing import Any
 from fake_workers.errors import InputError
 from fake_workers.pricing.accuracy import measure_accuracy
 from fake_workers.pricing.grid import geometric, monotone, thin, token_samples
-from fake_workers.pricing.known import KNOWN, KnownProfile, known_profile, why_unavailable
+from fake_workers.pricing.known import KNOWN, KnownProfile, known_profile, nearest, why_unavailable
 from fake_workers.pricing.profile import StepProfile, Tables, check_tables, save_profile
 from fake_workers.pricing.source import PACKAGE, KernelSource
 
@@ -177,7 +177,7 @@ def build_known(names: Sequence[str], folder: Path, log: Callable[[str], None] =
             raise InputError(
                 name,
                 f"not available: {reason}" if reason else "not a profile that can be built",
-                "measure it (CSV tables, docs/fidelity.md)" if reason else f"known: {', '.join(k.name for k in KNOWN)}",
+                "measure it (CSV tables, docs/fidelity.md)" if reason else nearest(name, [k.name for k in KNOWN]),
             )
         chosen.append(known)
     paths = []

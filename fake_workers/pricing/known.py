@@ -7,7 +7,9 @@ eager launches and without long cached prefixes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from fake_workers.pricing.kv import GroupedHeads, KvCache, SparseLatent
@@ -235,3 +237,9 @@ UNAVAILABLE: tuple[tuple[str, str], ...] = (
 def why_unavailable(name: str) -> str | None:
     """Why there is no such profile, where that is known."""
     return next((reason for pattern, reason in UNAVAILABLE if fnmatchcase(name, pattern)), None)
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """The names closest to a wrong one, for a message of one line."""
+    close = get_close_matches(name, names, n=4, cutoff=0.4)
+    return f"nearest: {', '.join(close)}; all: harness profile list" if close else "all: harness profile list"

@@ -8,7 +8,7 @@ from typing import Any
 
 from fake_workers.errors import InputError
 from fake_workers.pricing.csv import read_csv_profile
-from fake_workers.pricing.known import why_unavailable
+from fake_workers.pricing.known import nearest, why_unavailable
 from fake_workers.pricing.profile import StepProfile, read_profile
 
 PROFILES = Path(__file__).parent / "profiles"
@@ -37,7 +37,7 @@ def load_profile(name_or_path: str | Path) -> StepProfile:
     raise InputError(
         f"profile {text!r}",
         f"not available: {reason}" if reason else "no step-time profile of that name",
-        f"known: {', '.join(profile_names())}; or the path of an .npz file or of a folder with CSV tables",
+        f"{nearest(text, profile_names())}; or the path of an .npz file or of a folder with CSV tables",
     )
 
 

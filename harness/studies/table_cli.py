@@ -17,6 +17,7 @@ from harness.studies.tables import TableStudy, markdown, render
 
 PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
 TABLE_STUDIES = {
+    "prefill": "Cold prefill of single requests, point by point, next to llm-d's published rates and ladders",
     "restore": "Restoring a prefix from DRAM or a peer against computing it again, by length",
     "storage": "A storage tier (Lustre) below node DRAM on a fleet under load, Llama-3.3-70B",
     "shared-bandwidth": "The shared tier's bandwidth cut step by step, and what that does to the tail of TTFT",

@@ -143,8 +143,8 @@ def test_polluted_rows_are_refused(fake_source: type[FakeSource], tmp_path: Path
 
 
 def test_unknown_profile_cannot_be_built(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a profile that can be built; known: llama"):
-        build_known(["llama-9"], tmp_path)
+    with pytest.raises(InputError, match=r"not a profile that can be built; nearest: .*llama-3\.3-70b-fp8-tp8"):
+        build_known(["llama-70b-fp8-tp8-h200"], tmp_path)
 
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -205,9 +205,12 @@ def test_listing_is_plain_data() -> None:
     assert show_profile("qwen3-32b-bf16-tp2-h100")["limits"]["cached_tokens"] == 16_384
 
 
-def test_unknown_name_lists_the_known() -> None:
-    with pytest.raises(InputError, match=r"no step-time profile of that name.*llama-3\.3-70b-fp8-tp8-h200"):
-        load_profile("llama-4")
+def test_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(InputError, match=r"no step-time profile of that name.*llama-3\.3-70b-fp8-tp8-h200") as found:
+        load_profile("llama-3.3-70b-tp8-h200")
+    assert len(str(found.value)) < 400
+    with pytest.raises(InputError, match="all: harness profile list"):
+        load_profile("zzz")
 
 
 def test_broken_files(tmp_path: Path) -> None:
