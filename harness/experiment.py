@@ -105,6 +105,12 @@ class Engine(Strict):
     long_prefill_token_threshold: Annotated[int, Field(ge=0)] = Field(
         0, description="most prompt tokens of one request in a step while others wait; 0: no limit"
     )
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=16)] = Field(
+        0, description="draft tokens per step by the model's own module (MTP); 0: no speculative decoding"
+    )
+    draft_acceptance_share: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.65, description="share of all drafted tokens that is accepted (drawn by content, one chance for each in turn)"
+    )
     leaping: bool = Field(
         True, description="take runs of equal decode steps at once (same result, less work); kind: vllm cannot"
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from fake_workers.engine.scheduler import SchedulerConfig
 from fake_workers.pricing.calibration import Calibration
+from fake_workers.pricing.known import known_kv
+from fake_workers.pricing.node_price import DraftingPrice, ProfilePrice
 from fake_workers.pricing.profile import StepProfile
 from fake_workers.pricing.registry import load_profile
 from harness.disagg.config import parse_notation
@@ -76,6 +78,8 @@ def engine_config(engine: Engine, profile: StepProfile, where: str) -> Scheduler
         watermark=engine.watermark,
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
         policy=engine.scheduling_policy,
+        num_speculative_tokens=engine.num_speculative_tokens,
+        draft_acceptance_share=engine.draft_acceptance_share if engine.num_speculative_tokens else 0.0,
     )
 
 
@@ -154,6 +158,21 @@ def profile_of(experiment: Experiment, name: str | None, engine: Engine | None =
         round(wanted.per_seq_ms * 1e6) + per_seq_ns,
     )
     return profile if calibration == profile.calibration else profile.calibrated(calibration)
+
+
+def price_of(pool: PoolPlan) -> ProfilePrice:
+    """What steps of the pool's engines cost, drafting included."""
+    drafts = pool.engine.num_speculative_tokens
+    if not drafts:
+        return ProfilePrice(pool.profile)
+    kv = known_kv(pool.profile.model)
+    if kv is None:
+        raise InputError(
+            "cluster.engine.num_speculative_tokens",
+            f"the layers of {pool.profile.model} are not known, so a draft cannot be priced",
+            "leave it at 0 with profiles of your own",
+        )
+    return DraftingPrice(pool.profile, drafts, kv.layers)
 
 
 def _size(experiment: Experiment, pool: Pool, profile: StepProfile, gpus: int) -> tuple[int, int]:

@@ -14,7 +14,6 @@ from typing import Any
 import polars as pl
 
 from fake_workers.engine.scheduler import RankScheduler
-from fake_workers.pricing.node_price import ProfilePrice
 from fake_workers.vllm_engine.install import interpreter as vllm_interpreter
 from fake_workers.vllm_engine.rank import VllmChildError, VllmProcess
 from harness.arms import Arm, differences
@@ -32,7 +31,7 @@ from harness.fabric.flows import Fabric
 from harness.fabric.topology import Topology
 from harness.front_end import FrontEndTimes
 from harness.load.arrivals import session_starts_ns
-from harness.placement import PoolPlan, plan_pools, with_nodes
+from harness.placement import PoolPlan, plan_pools, price_of, with_nodes
 from harness.progress import Progress, ProgressSink
 from harness.results.runinfo import RunInfo
 from harness.results.store import Run, write_comparison, write_run
@@ -110,7 +109,7 @@ def run_experiment(
             connector=connector_options(offloading) if (offloading := experiment.cache.offloading) else None,
             peer_tiers=tiers.peers if tiers else frozenset(),
         ),
-        ProfilePrice(profile),
+        price_of(pools[0]),
         groups,
         router,
         loaded.sessions,
@@ -118,7 +117,7 @@ def run_experiment(
         on_progress,
         clock,
         tiers.nodes if tiers else None,
-        [GroupKind(ProfilePrice(pool.profile), pool.engine, pool.cached) for pool in pools for _ in pool.groups],
+        [GroupKind(price_of(pool), pool.engine, pool.cached) for pool in pools for _ in pool.groups],
         split,
         ranks,
         vllm.rank if vllm else RankScheduler,
@@ -303,6 +302,8 @@ def engine_kind(experiment: Experiment) -> str:
             raise InputError("cluster.engine.kind: vllm", "does not go with cache tiers", "set cache.kind: none")
         if experiment.cluster.pools or experiment.cluster.disaggregation:
             raise InputError("cluster.engine.kind: vllm", "does not go with pools of roles", "leave the pools out")
+        if experiment.cluster.engine.num_speculative_tokens:
+            raise InputError("cluster.engine.kind: vllm", "has no draft model here", "set num_speculative_tokens: 0")
         if vllm_interpreter() is None:
             raise InputError("cluster.engine.kind: vllm", "vLLM is not here", "run `harness engine install`")
     return kind

@@ -365,10 +365,10 @@ class Node:
                 gaps = sum(
                     item.samples and item.cached + item.tokens > item.request.prompt_tokens for item in batch.items
                 )
-                total.step(duration, gaps, any(item.tokens > 1 for item in batch.items))
+                total.step(duration, gaps, any(item.tokens - item.drafts > 1 for item in batch.items))
                 if self.observer is not None and duration:
                     outputs = sum(item.samples for item in batch.items)
-                    prompt = sum(item.tokens for item in batch.items if item.tokens > 1)
+                    prompt = sum(i.tokens for i in batch.items if i.tokens - i.drafts > 1)
                     self.observer(rank, start, start + duration, len(batch.items), prompt, outputs)
 
     def _note_outcomes(self, rank: int, now: int, first: list[EngineRequest], done: list[EngineRequest]) -> None:
@@ -426,7 +426,7 @@ class Node:
         Boundary i (1..most) ends batch i of the series; batch 1 is the current one and already priced, so the leap's
         first step is batch 2.
         """
-        if not self.leaping or self._adds or self._aborts or self._nudged:
+        if not self.leaping or self.config.num_speculative_tokens or self._adds or self._aborts or self._nudged:
             return None
         if self._plan is not None:
             return self._plan
@@ -613,11 +613,12 @@ class Node:
 def _load(batch: Batch) -> RankBatch:
     """A batch as the price sees it: a single token on top of a context is a decode, as vLLM's kernels take it."""
     prefills = []
-    decodes = context = 0
+    decodes = context = drafts = 0
     for item in batch.items:
-        if item.tokens == 1:
+        if item.tokens - item.drafts == 1:
             decodes += 1
-            context += item.cached + 1
+            context += item.cached + item.tokens
+            drafts += item.drafts
         else:
             prefills.append((item.tokens, item.cached))
-    return RankBatch(tuple(prefills), decodes, context)
+    return RankBatch(tuple(prefills), decodes, context, drafts)

@@ -1,7 +1,7 @@
 """vLLM 0.32's v1 scheduler for one engine (one DP rank), on runs of blocks.
 
 Rule numbers refer to docs/engine.md, which lists them with their place in vLLM's source. Scope: one full-attention KV
-group, no LoRA, no multimodal input, no speculative decoding. An engine with a KV connector: connector.py.
+group, no LoRA, no multimodal input. Speculative decoding: drafts.py. An engine with a KV connector: connector.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from fake_workers.engine.blocks import BlockPool, PromptRuns
+from fake_workers.engine.drafts import accepted, chances
 from fake_workers.engine.events import KvEvent, Removed, Stored
 from fake_workers.engine.request import EngineRequest
 
@@ -29,6 +30,9 @@ class SchedulerConfig:
     watermark: float = 0.0
     long_prefill_token_threshold: int = 0
     policy: str = "fcfs"
+    num_speculative_tokens: int = 0
+    draft_acceptance_share: float = 0.0
+    """Of all drafted tokens, the share that is accepted."""
 
 
 @dataclass(slots=True)
@@ -39,6 +43,8 @@ class Scheduled:
     tokens: int
     cached: int
     samples: bool
+    drafts: int = 0
+    """Of `tokens`: drafts that the step verifies."""
 
 
 @dataclass(slots=True)
@@ -60,6 +66,8 @@ class RankScheduler:
         self.keep_events = keep_events
         self.events: list[KvEvent] = []
         """Events since the last publication; the node stamps them with the end of the step that publishes them."""
+        drafts = config.num_speculative_tokens
+        self._chances = chances(drafts, config.draft_acceptance_share) if drafts else ()
         self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
 
     @property
@@ -116,7 +124,7 @@ class RankScheduler:
             request.in_flight += item.tokens
             item.samples = request.computed >= request.tokens + request.placeholders
             if item.samples and is_async:
-                request.placeholders += 1
+                request.placeholders += 1 + item.drafts
         return batch
 
     def _long_prefill_threshold(self) -> int:
@@ -125,6 +133,7 @@ class RankScheduler:
 
     def _schedule_running(self, batch: Batch, budget: int, threshold: int) -> int:
         config = self.config
+        drafting = config.num_speculative_tokens
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
@@ -142,8 +151,12 @@ class RankScheduler:
             if tokens <= 0:
                 index += 1
                 continue
+            drafts = 0
+            if drafting and tokens == 1 and computed >= request.prompt_tokens:
+                drafts = max(0, min(drafting, budget - 1, config.max_model_len - computed - 2))
+                tokens += drafts
             allocated = True
-            while not self.allocate(request, computed + tokens):
+            while not self.allocate(request, computed + tokens, drafting):
                 victim = self._victim()
                 if not self._can_free(victim):
                     allocated = False
@@ -160,7 +173,7 @@ class RankScheduler:
                     break
             if not allocated:
                 break
-            batch.items.append(Scheduled(request, tokens, computed, False))
+            batch.items.append(Scheduled(request, tokens, computed, False, drafts))
             budget -= tokens
             index += 1
         return budget
@@ -207,9 +220,11 @@ class RankScheduler:
     def _blocks_for(self, tokens: int) -> int:
         return -(-min(tokens, self.config.max_model_len) // self.config.block_tokens)
 
-    def allocate(self, request: EngineRequest, tokens: int) -> bool:
-        """Blocks for the first `tokens` tokens, and identities for those that become full (rules 9-11)."""
-        new = self._blocks_for(tokens) - request.blocks
+    def allocate(self, request: EngineRequest, tokens: int, lookahead: int = 0) -> bool:
+        """Blocks for the first `tokens` tokens and `lookahead` drafts to come, identities for those that become full
+        (rules 9-11, 15).
+        """
+        new = self._blocks_for(tokens + lookahead) - request.blocks
         if new > 0:
             if new > self.pool.free:
                 return False
@@ -287,15 +302,22 @@ class RankScheduler:
                 continue
             if not item.samples:
                 continue
-            request.outputs += 1
+            gained = 1
+            if item.drafts:
+                gained += accepted(request.origin, request.outputs, item.drafts, self._chances)
+                if not stale:
+                    request.computed -= item.drafts + 1 - gained
+                gained = min(gained, request.output_tokens - request.outputs)
+            request.outputs += gained
             if request.outputs == 1:
                 first.append(request)
             stopped = request.outputs >= request.output_tokens or request.tokens >= self.config.max_model_len
             if is_async:
                 if not stale:
-                    request.placeholders -= 1
+                    request.placeholders -= 1 + item.drafts
                 if request.running:
-                    self.cache_blocks(request, request.computed - request.placeholders)
+                    # accepted drafts beyond what was asked for are thrown away
+                    self.cache_blocks(request, min(request.computed - request.placeholders, request.tokens))
             if stopped:
                 request.finished = True
                 self._free(request)

@@ -206,6 +206,11 @@ KNOWN: tuple[KnownProfile, ...] = tuple(
 )
 
 
+def known_kv(model: str) -> KvCache | None:
+    """The KV cache of a model that a known profile serves."""
+    return next((entry.source.kv for entry in KNOWN if entry.source.model == model), None)
+
+
 def known_profile(name: str) -> KnownProfile | None:
     """The entry of that name, or None."""
     return next((k for k in KNOWN if k.name == name), None)

@@ -19,3 +19,22 @@ class ProfilePrice:
     def leap(self, ranks: list[RankBatch]) -> DecodeLeap:
         """The decode steps that start with `ranks`."""
         return DecodeLeap(self.profile, ranks)
+
+
+class DraftingPrice(ProfilePrice):
+    """The same where every step ends with the drafting of the next tokens by a module of one layer (MTP).
+
+    Verifying drafts costs their tokens in the dense and MoE parts; attention reads each request's KV once for all of
+    them. The module runs once per draft token, over one token per request that decodes; a run is priced as one of the
+    model's layers: the decode step of those requests divided by the layers.
+    """
+
+    def __init__(self, profile: StepProfile, drafts: int, layers: int) -> None:
+        super().__init__(profile)
+        self.drafts, self.layers = drafts, layers
+
+    def step_ns(self, ranks: list[RankBatch]) -> int:
+        """Duration of one step with its drafting, ns."""
+        plain = [RankBatch((), r.decodes, r.decode_context_tokens) for r in ranks]
+        drafting = step_ns(self.profile, plain) * self.drafts // self.layers
+        return step_ns(self.profile, ranks) + drafting

@@ -31,11 +31,13 @@ class RankBatch(NamedTuple):
     prefills               (new tokens, tokens already in the KV cache) of each request in its prompt
     decodes                number of requests that compute exactly one output token
     decode_context_tokens  sum over those of the context length, the token being computed included
+    draft_tokens           drafts that those requests verify in the same step, over all of them
     """
 
     prefills: Sequence[tuple[int, int]] = ()
     decodes: int = 0
     decode_context_tokens: int = 0
+    draft_tokens: int = 0
 
 
 def step_ns(profile: StepProfile, ranks: Sequence[RankBatch]) -> int:
@@ -43,8 +45,8 @@ def step_ns(profile: StepProfile, ranks: Sequence[RankBatch]) -> int:
     slowest = tokens = 0
     prefilling = False
     per_seq_ns = profile.calibration.per_seq_ns
-    for prefills, decodes, context_tokens in ranks:
-        own = decodes
+    for prefills, decodes, context_tokens, drafts in ranks:
+        own = decodes + drafts
         cost = 0
         if prefills:
             prefilling = True
@@ -100,9 +102,9 @@ class DecodeLeap:
         tokens = 0
         per_seq_ns = profile.calibration.per_seq_ns
         self._ranks: list[_Rank] = []
-        for prefills, decodes, context_tokens in ranks:
-            if prefills:
-                raise ValueError("a decode leap cannot hold prefill chunks")
+        for prefills, decodes, context_tokens, drafts in ranks:
+            if prefills or drafts:
+                raise ValueError("a decode leap cannot hold prefill chunks or drafts")
             if decodes:
                 tokens += decodes
                 fixed = profile.dense_ns(decodes, True) + per_seq_ns * decodes

@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from fake_workers.pricing.known import KNOWN
-from fake_workers.pricing.kv import GroupedHeads, KvCache, SparseLatent
+from fake_workers.pricing.known import known_kv
+from fake_workers.pricing.kv import GroupedHeads, SparseLatent
 from fake_workers.pricing.profile import StepProfile
 from harness.errors import InputError
 
@@ -53,7 +53,7 @@ def kv_shape(
 ) -> KvShape:
     """The shape of a profile's model; a model that is not known needs `kv_transfer.descriptors_per_block`."""
     moved = bytes_per_token or profile.kv_bytes_per_token
-    known = _known(profile.model)
+    known = known_kv(profile.model)
     heads = known.kv_heads if isinstance(known, GroupedHeads) else 0
     if known is None:
         # heads are split, latents are not: what a rank holds tells which it is (with one rank both are the same)
@@ -98,8 +98,3 @@ def check_tp(prefill_tp: int, decode_tp: int) -> None:
         raise InputError(
             "cluster.pools", f"TP{prefill_tp} and TP{decode_tp} do not divide each other", "choose sizes that do"
         )
-
-
-@cache
-def _known(model: str) -> KvCache | None:
-    return next((entry.source.kv for entry in KNOWN if entry.source.model == model), None)

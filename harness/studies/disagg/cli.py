@@ -75,8 +75,9 @@ def register(app: typer.Typer) -> None:
         """How many of a fleet's workers should prefill, by concurrency."""
         folder = _folder("pd-ratio", scale, out)
         for name in split or ():
-            if name not in ratio.SPLITS:
-                raise InputError(f"--split {name}", "unknown", f"choose from: {', '.join(ratio.SPLITS)}")
+            known = [*ratio.SPLITS, ratio.MTP]
+            if name not in known:
+                raise InputError(f"--split {name}", "unknown", f"choose from: {', '.join(known)}")
         _run(folder, scale, ratio.ratio_arms(scale, seed, tuple(split or ())), ratio.study, as_json)
 
     @app.command("kv-dtype")

@@ -20,6 +20,10 @@ SPLITS = {"aggregated": None, "3P1D": (3, 1), "2P2D": (2, 2), "1P3D": (1, 3), "1
 """Replicas of 16 GPUs (two nodes, data-parallel attention, experts over all). The first four have 64 GPUs each, the
 last two are those whose figures are published.
 """
+MTP = "1P1D MTP"
+"""1P1D whose decode workers draft three tokens per step."""
+_MTP_ENGINE = {"num_speculative_tokens": 3, "draft_acceptance_share": 0.65}
+"""2.95 tokens per step at an acceptance of 64 to 70.5 %, as llm-d's blog has it."""
 
 
 SAME_SIZE = ("aggregated", "3P1D", "2P2D", "1P3D")
@@ -42,7 +46,7 @@ def ratio_arms(scale: str, seed: int, splits: Sequence[str] = ()) -> list[StudyA
     small = scale == "small"
     size = data["small"] if small else data["full"]
     arms = []
-    for name in splits or (data["small"]["splits"] if small else list(SPLITS)):
+    for name in splits or (data["small"]["splits"] if small else [*SPLITS, MTP]):
         for concurrency in size["concurrency"]:
             load = partial(users, concurrency, size["sessions"], seed)
             key = f"{concurrency} users, {size['sessions']} sessions of claude-code, seed {seed}, {size['until_s']} s"
@@ -62,16 +66,18 @@ def ratio_arms(scale: str, seed: int, splits: Sequence[str] = ()) -> list[StudyA
 
 
 def _experiment(name: str, size: dict[str, float], seed: int, data: dict[str, object]) -> Experiment:
-    split = SPLITS[name]
+    split = SPLITS[name.removesuffix(" MTP")]
     if split is None:
-        pools = [{"role": "both", "replicas": 4}]
+        pools: list[dict[str, object]] = [{"role": "both", "replicas": 4}]
         config = "glm-aggregated"
     else:
         pools = [{"role": "prefill", "replicas": split[0]}, {"role": "decode", "replicas": split[1]}]
+        if name == MTP:
+            pools[1]["engine"] = _MTP_ENGINE
         config = "glm-split"
     return Experiment.model_validate(
         {
-            "name": f"pd-ratio-{name}",
+            "name": f"pd-ratio-{name.replace(' ', '-')}",
             "seed": seed,
             "trace": {"path": "made by the study", "max_call_tokens": data["max_call_tokens"]},
             "load": {"arrivals": "at_once", "client_timeout_s": None, "until_s": size["until_s"]},
@@ -111,8 +117,8 @@ def study(results: Sequence[ArmResult], scale: str) -> Study:
         str(data["title"]),
         [str(source) for source in data["sources"].values()],
         [str(note) for note in data["notes"]],
-        ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "output_tok_s", "completed_per_s", "hit_share",
-         "interference_steps", "busy_prefill", "busy_decode", "busy_both", "transfer_mean_s"),
+        ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "tpot_p50_s", "output_tok_s", "completed_per_s",
+         "hit_share", "interference_steps", "busy_prefill", "busy_decode", "busy_both", "transfer_mean_s"),
         "users at once",
         ("ttft_p50_s", "itl_p50_s", "itl_p99_s", "output_tok_s"),
         answers,
