@@ -132,6 +132,9 @@ class ExternalCache(Protocol):
     def forget(self, origin: int) -> None:
         """No prompt will name this origin again (its session is over): its keys need not be kept ready."""
 
+    keep_events: bool
+    """Whether somebody takes the events; else they need not be kept."""
+
     def take_events(self) -> list[TierEvent]:
         """What entered and left node tiers since the last call, oldest first; empty where events are off."""
 

@@ -21,6 +21,8 @@ class TierFeed:
     def __init__(self, caches: Sequence[ExternalCache], endpoints: Sequence[Endpoint]) -> None:
         """`caches[k]`: the tiers of node k; its ranks are the node's endpoints in their order."""
         self._caches = caches
+        for cache in caches:
+            cache.keep_events = True
         self._members: list[list[int]] = [[] for _ in caches]
         self._place: dict[int, tuple[int, int]] = {}
         for endpoint in endpoints:

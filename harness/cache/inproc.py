@@ -67,6 +67,7 @@ class InprocNode:
     """The tiers of one node; implements ExternalCache."""
 
     ends_loads = False
+    keep_events = True
 
     def __init__(
         self,

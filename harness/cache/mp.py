@@ -55,6 +55,7 @@ class MpNode:
     """The tiers of one node; implements ExternalCache."""
 
     ends_loads = False
+    keep_events = True
 
     def __init__(
         self,

@@ -105,6 +105,7 @@ class OffloadNode:
         self._random = random.Random(seed)
         self._keys: ChunkKeys[Key] = ChunkKeys(chunk_blocks, make_key)
         self._states: dict[CacheRequest, OffloadState] = {}
+        self.keep_events = False
         self._events: list[TierEvent] = []
         self.ranks = [
             _Rank(
@@ -345,7 +346,7 @@ class OffloadNode:
         manager = place.scheduler.manager
         self.level.change(self.clock.now_ns, manager.used - place.used)
         place.used = manager.used
-        if not self.config.kv_events:
+        if not (self.config.kv_events and self.keep_events):
             manager.events.clear()
             return
         hashes: Any = "block" if self.config.self_describing_kv_events else "placeholder"

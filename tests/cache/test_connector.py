@@ -28,6 +28,7 @@ class DictCache:
     chunk_tokens = 4
     chunk_blocks = 1
     ends_loads = False
+    keep_events = False
 
     def __init__(self, clock: VirtualClock, lookup_ns: int = LOOKUP_NS, load_ns: int = LOAD_NS_PER_TOKEN) -> None:
         self.clock = clock
