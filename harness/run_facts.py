@@ -174,6 +174,11 @@ def _judge(
         )
     notes.extend(_service_level(experiment, simulation))
     notes.extend(dict.fromkeys(_step_time_note(pool.profile) for pool in pools))
+    if stats.get("skipped_blocks"):
+        notes.append(
+            f"the router did not take in {stats['skipped_blocks']:,} KV blocks that tiers held, as it did not know the "
+            "block before them (docs/cache.md); what it believed accounts for that"
+        )
     if experiment.load.gap_cap_s is not None:
         notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
     if experiment.load.until_s is not None:

@@ -83,12 +83,16 @@ class PdConnector:
 
     def lookup(self, rank: int, request: EngineRequest, local_hit_tokens: int) -> tuple[int, bool] | None:
         """See Connector: all of the prompt that the local cache does not hold."""
+        # every connector is asked, whichever will load (get_num_new_matched_tokens of vLLM's MultiConnector)
+        below = (0, False) if self.inner is None else self.inner.lookup(rank, request, local_hit_tokens)
+        if below is None:
+            return None
         pull = self._pulls.get(request)
         if pull is not None and not pull.done:
             self._chosen[request] = True
             return request.prompt_tokens - local_hit_tokens, True
         self._chosen[request] = False
-        return (0, False) if self.inner is None else self.inner.lookup(rank, request, local_hit_tokens)
+        return below
 
     def start_load(self, rank: int, request: EngineRequest, local_hit_tokens: int, external_tokens: int) -> None:
         """See Connector."""

@@ -69,6 +69,8 @@ class IndexModel:
         """Blocks of a chunk that has more than one."""
         self.skipped = 0
         """Blocks in events that the index did not take in: their parent, or they themselves, were not known."""
+        self.orphans = 0
+        """Events of which it says so in its log: the parent was not known."""
 
     # ------------------------------------------------------------------ events
 
@@ -119,6 +121,7 @@ class IndexModel:
         count = sum(end - start for _, start, end in blocks)
         if parent is not None and not known.part(parent[0], parent[1], parent[1] + 1)[0]:
             self.skipped += count
+            self.orphans += 1
             return 0
         for origin, start, end in labels:
             known.part(origin, start, end)[:] = True

@@ -29,6 +29,7 @@ from harness.router.http_get import sample
 from harness.router.index_model import IndexModel
 from harness.router.kv_events import KvEventPublisher
 from harness.router.launch import START_TIMEOUT_S, Deployment, Plan, check
+from harness.router.log_reader import ORPHAN
 from harness.router.record_notes import SESSION_ID, belief_notes, client_additions
 from harness.router.tie_break import TieBreak
 from harness.router.tier_events import RouterTierEvent, in_router_blocks
@@ -368,10 +369,17 @@ class LlmdRouter:
             **{name: self._counts[name] for name in counts},
             **{f"{name}_s": self._seconds[name] for name in seconds},
             **({} if self._index is None else {"skipped_blocks": self._index.skipped}),
-            "fallbacks": dict(self._deployment.log.fallbacks),
+            "fallbacks": self._fallbacks(),
             "open_requests": len(self._open),
             **self._deployment.numbers(),
         }
+
+    def _fallbacks(self) -> dict[str, int]:
+        """What the router silently did without; not so what it skips of tiers' events, which beliefs account for."""
+        found = Counter(self._deployment.log.fallbacks)
+        if self._index is not None:
+            found[ORPHAN] -= self._index.orphans
+        return {what: count for what, count in found.items() if count > 0}
 
     @functools.cached_property
     def _sha256(self) -> str:

@@ -6,12 +6,13 @@ import json
 import re
 from collections import Counter
 
+ORPHAN = "KV event skipped, its parent is unknown"
 FALLBACKS = {
     b"failed to prepare per request data": "routed without prefix data (producer time-out)",
     b"PrefixCacheMatchInfo not found": "scored without prefix data",
     b"Failed to get endpoint scores": "scored without prefix data",
     b"failed to read prefix plugin state": "approximate prefix index not updated",
-    b"Failed to get request key for parent block": "KV event skipped, its parent is unknown",
+    b"Failed to get request key for parent block": ORPHAN,
     b"Failed to parse message": "KV events dropped, their message could not be read",
 }
 """What the router says when it silently decides with less than it was configured to."""

@@ -10,6 +10,7 @@ import pytest
 
 from fake_workers.engine.events import KvEvent, Removed, Stored, TierEvent
 from harness.errors import InputError
+from harness.router.log_reader import ORPHAN
 from harness.router.tier_events import check_tier_grain
 
 from .support import BLOCK, call, running
@@ -85,6 +86,7 @@ def test_a_child_whose_parent_is_gone_is_not_taken_in(router_release: Release, t
         router.publish_kv_events({2: [cpu(True, 0, 5)]})
         router.publish_kv_events({1: [cpu(True, 5, 20)]})
         assert router.stats()["skipped_blocks"] == 20, "another endpoint made the parent known"
+        assert router.stats()["fallbacks"] == {}, "the router says so in its log, but nothing is believed wrongly"
 
 
 def test_chunks_of_several_router_blocks(router_release: Release, tmp_path: Path) -> None:
@@ -152,6 +154,8 @@ def test_the_barrier_is_exact_whatever_is_told(router_release: Release, tmp_path
                 assert share is not None
                 believed += share
         assert router.stats()["beliefs_unknown"] == 0 and router.stats()["skipped_blocks"] > 0
+        assert router._index is not None
+        assert router._deployment.log.fallbacks == {ORPHAN: router._index.orphans}
     assert believed > 5
 
 
