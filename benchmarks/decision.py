@@ -46,6 +46,7 @@ def measure(experiment: Experiment, nodes: int, decisions: int, changed: int, se
                 for session in range(SESSIONS):
                     whole: list[KvEvent] = [Stored(0, session, 0, PROMPT_BLOCKS, None)]
                     router.publish_kv_events({session % len(endpoints): whole})
+            router.settle()
             before, cpu_before = router.stats(), time.process_time()
             for number in range(decisions):
                 session = number % SESSIONS
@@ -62,6 +63,7 @@ def measure(experiment: Experiment, nodes: int, decisions: int, changed: int, se
                 router.decide(call)
                 router.tell_first_token(call.request_id)
                 router.tell_end(call.request_id, tokens, 0, 400)
+            router.settle()
             after, cpu = router.stats(), time.process_time() - cpu_before
         finally:
             router.stop()

@@ -293,6 +293,7 @@ class Simulation:
                     events[endpoint] = news
         if events and self.router.reads_kv_events:
             self.router.publish_kv_events(events)
+        self.router.settle()
 
     def leftovers(self) -> list[str]:
         """What engines still hold although every call has ended (INV-7); empty if all is well."""

@@ -41,10 +41,15 @@ class KvEventBarrier:
         self._number = 0
         self.polls = 0
         # Before anything is published: afterwards the count may already hold a part of it.
-        self._admitted = self._read()
+        self._admitted = self._expected = self._read()
 
     def pass_(self, stored_blocks: int) -> None:
         """`stored_blocks`: blocks in BlockStored events since the last call."""
+        self.begin(stored_blocks)
+        self.wait()
+
+    def begin(self, stored_blocks: int) -> None:
+        """Sends the message that comes after all others; `stored_blocks` as for `pass_`."""
         number = self._number = self._number + 1
         events: list[wire.WireEvent] = []
         if number > 1:
@@ -54,13 +59,20 @@ class KvEventBarrier:
             wire.stored([_SENTINEL_HASH + number], None, [token] * self._tokens_per_block, self._tokens_per_block)
         )
         self._publisher.send(0, events)
-        expected = self._admitted + stored_blocks + 1
+        self._expected += stored_blocks + 1
+
+    def wait(self) -> None:
+        """Until everything before the last `begin` is in; at once if nothing is on its way."""
+        expected = self._expected
+        if self._admitted == expected:
+            return
         deadline = time.monotonic() + _TIMEOUT_S
         while (seen := self._read()) < expected:
             if time.monotonic() > deadline:
                 raise ComponentError(
                     "router",
-                    f"took in {seen - self._admitted:.0f} of {stored_blocks + 1} KV blocks within {_TIMEOUT_S:g} s",
+                    f"took in {seen - self._admitted:.0f} of {expected - self._admitted:.0f} KV blocks "
+                    f"within {_TIMEOUT_S:g} s",
                 )
         if seen > expected:
             raise ComponentError("router", f"took in {seen - expected:.0f} KV blocks that were not published")

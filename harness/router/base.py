@@ -77,7 +77,7 @@ class Router(Protocol):
         """New scrape values by endpoint index; the router has ingested them when the next decision is made."""
 
     def publish_kv_events(self, events: dict[int, list[KvEvent]]) -> None:
-        """KV events by endpoint index, in order; returns once the router has ingested them."""
+        """KV events by endpoint index, in order; the router has ingested them when the next decision is made."""
 
     def decide(self, request: RouteRequest) -> Decision:
         """Where the request goes. It counts as in flight until `finish` or `abort`."""
@@ -93,6 +93,9 @@ class Router(Protocol):
 
     def tell_end(self, request_id: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
         """As `finish`, but in place only when the next decision or abort is made."""
+
+    def settle(self) -> None:
+        """Returns when everything that was told is in place; for the end of a run."""
 
     def abort(self, request_id: str) -> None:
         """The client went away (time-out); returns once the router has let go of the request."""

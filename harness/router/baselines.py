@@ -91,6 +91,9 @@ class BaselineRouter:
         """The call is no longer in flight."""
         self.abort(request_id)
 
+    def settle(self) -> None:
+        """Everything always is in place."""
+
     def abort(self, request_id: str) -> None:
         """The call is no longer in flight."""
         for endpoint in self._placed.pop(request_id):

@@ -199,7 +199,7 @@ class LlmdRouter:
         self._counts["gauge_updates"] += len(updates)
 
     def publish_kv_events(self, events: dict[int, list[KvEvent]]) -> None:
-        """KV events; returns once they are in the router's index."""
+        """KV events, on their way to the router; the next decision waits until they are in its index."""
         if not self.reads_kv_events:
             return
         start_s = time.perf_counter()
@@ -223,7 +223,7 @@ class LlmdRouter:
             blocks += sum(e.count for e in batch if isinstance(e, Stored))
         if published:
             with self._deployment.watching():
-                self._kv_barrier.pass_(blocks)
+                self._kv_barrier.begin(blocks)
             self._counts["barriers"] += 1
         self._seconds["barrier"] += time.perf_counter() - start_s
 
@@ -252,6 +252,7 @@ class LlmdRouter:
         with self._deployment.watching():
             self._deployment.metrics.wait()
         pushed_s = time.perf_counter()
+        self._wait_for_events()
         if self._index_update_due:
             self._index_update_due = False
             with self._deployment.watching():
@@ -316,6 +317,19 @@ class LlmdRouter:
         self._ext_proc.tell_end(request_id, usage_chunk(prompt_tokens, cached_tokens, output_tokens))
         self._told.append((opened, None))
 
+    def settle(self) -> None:
+        """See Router."""
+        self._catch_up()
+        with self._deployment.watching():
+            self._deployment.metrics.wait()
+        self._wait_for_events()
+
+    def _wait_for_events(self) -> None:
+        """What was published is in the router's index."""
+        if self.reads_kv_events:
+            with self._deployment.watching():
+                self._kv_barrier.wait()
+
     def _catch_up(self) -> None:
         """What was told is passed through, and cookies are kept in the order of the telling."""
         if not self._told:
@@ -362,7 +376,6 @@ class LlmdRouter:
 
     def stats(self) -> dict[str, Any]:
         """Costs in wall seconds, counts, and what makes a run invalid (`fallbacks` not empty)."""
-        self._catch_up()
         counts = ("decisions", "barriers", "index_barriers", "gauge_updates", "refusals", "beliefs_unknown")
         seconds = ("push", "barrier", "ext_proc", "response")
         return {

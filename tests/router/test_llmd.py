@@ -164,6 +164,7 @@ def test_answers_told_are_answers_passed_through(router_release: Release, tmp_pa
                             router.tell_end(*end)
                         else:
                             router.finish(*end)
+            router.settle()
             stats = router.stats()
             assert stats["router_in_flight"] == len(open_calls) == stats["open_requests"]
             for request in open_calls:
@@ -272,6 +273,7 @@ def test_router_that_is_killed(router_release: Release, tmp_path: Path) -> None:
             router.decide(call([(2, 0, 4)]))
         with pytest.raises(ComponentError, match="died"):
             router.publish_kv_events({0: [Stored(0, 1, 0, 4, None)]})
+            router.decide(call([(3, 0, 4)]))
     start_s = time.monotonic()
     router.stop()
     assert time.monotonic() - start_s < 1
