@@ -265,7 +265,6 @@ class PumpStack:
         """See Stack."""
         self.l1.touch_keys(keys)
 
-    @torch.inference_mode()
     def pump(self) -> None:
         """One turn of both loops after the other until neither has anything to do."""
         store, prefetch = self._store, self._prefetch
@@ -286,8 +285,9 @@ class PumpStack:
             if looked_up or loaded:
                 again = True
                 signaled = {PrefetchPhase.LOOKUP: looked_up, PrefetchPhase.PLAN_AND_LOAD: loaded}
-                for request in list(prefetch._in_flight_requests.values()):
-                    prefetch._advance_request(request, signaled)
+                with torch.inference_mode():
+                    for request in list(prefetch._in_flight_requests.values()):
+                        prefetch._advance_request(request, signaled)
             prefetch._start_pending_requests()
 
     def _finished(self, kind: Any) -> set[int]:
