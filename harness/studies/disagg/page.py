@@ -78,6 +78,11 @@ def cell(name: str, ours: float | None, published: float | None) -> str:
     return f"{number(name, published)} / {number(name, ours)} / {ratio}"
 
 
+def distinct(results: Sequence[ArmResult]) -> list[ArmResult]:
+    """Each arm once; one that is drawn as a level line is in the results for both of its ends."""
+    return list({result.name: result for result in results}.values())
+
+
 def heading(name: str) -> str:
     """Title and unit of a column."""
     title, unit = TITLES[name]
@@ -89,7 +94,7 @@ def markdown(study: Study, results: Sequence[ArmResult]) -> str:
     lines = [f"## {study.title}", "", *[f"- {answer}" for answer in study.answers], ""]
     lines += ["| arm | " + " | ".join(map(heading, study.columns)) + " |"]
     lines += ["| :--- |" + " ---: |" * len(study.columns)]
-    for result in results:
+    for result in distinct(results):
         cells = [cell(c, result.figures.get(c), result.published.get(c)) for c in study.columns]
         lines.append(f"| {result.name} | " + " | ".join(cells) + " |")
     for result in results:
@@ -114,7 +119,7 @@ def render(study: Study, results: Sequence[ArmResult], command: str) -> str:
     plots = [
         tag(
             "figure",
-            tag("figcaption", tag("h3", heading(name))),
+            tag("figcaption", tag("h3", TITLES[name][0])),
             tag("div", id=f"plot-{name}", class_="plot", style=f"height: {figure['height']}px"),
             class_="card",
         )
@@ -147,7 +152,7 @@ def render(study: Study, results: Sequence[ArmResult], command: str) -> str:
             )
             if plots
             else None,
-            _table(study, [(r.name, r.figures, r.published) for r in results], "Arms"),
+            _table(study, [(r.name, r.figures, r.published) for r in distinct(results)], "Arms"),
             [
                 _table(
                     study,
@@ -231,7 +236,7 @@ def _table(study: Study, rows: Sequence[tuple[str, Mapping[str, Any], Mapping[st
 
 def _conditions(study: Study, results: Sequence[ArmResult], command: str) -> Markup:
     lines = [tag("li", note) for note in study.notes]
-    for result in results:
+    for result in distinct(results):
         router = result.router
         who = f"{router.get('kind')} {router.get('release') or ''} {router.get('config') or ''}".strip()
         more = f"sha256 {router['sha256']}, " if router.get("sha256") else ""
