@@ -18,8 +18,8 @@ _CAPTIONS = {
     "ttft_p90_s": "90th percentile of time to first token. Logarithmic.",
     "itl_mean_s": "Mean time between tokens, milliseconds.",
     "total_tok_s": "Prompt and output tokens per second of the whole fleet, per stage.",
-    "e2e_mean_s": "Mean time from send to last token. Logarithmic.",
-    "e2e_p90_s": "90th percentile of the time from send to last token. Logarithmic.",
+    "e2e_mean_s": "Mean time from send to last token.",
+    "e2e_p90_s": "90th percentile of the time from send to last token.",
 }
 
 
