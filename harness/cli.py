@@ -20,7 +20,7 @@ from harness.doctor import doctor
 from harness.engine_cli import app as engine_app
 from harness.errors import HarnessError, InputError
 from harness.folders import fresh_folder
-from harness.live.cli import bench, live
+from harness.live.cli import bench, live, page
 from harness.results import store
 from harness.results.exports import FORMATS
 from harness.results.summary import to_json
@@ -47,6 +47,7 @@ app.command("sweep")(sweep)
 app.command("capacity")(capacity)
 app.command("live")(live)
 app.command("bench")(bench)
+app.command("page")(page)
 
 ExperimentFile = Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="Experiment file.")]
 TraceFile = Annotated[str | None, typer.Option("--trace", metavar="FILE", help="Replay this trace instead.")]

@@ -69,3 +69,14 @@ def heard_interrupts() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session")
+def envoy_program() -> Path:
+    """Envoy's program."""
+    from harness.live import envoy
+
+    found = envoy.find()
+    if found is None:
+        pytest.skip("no Envoy at hand (make test-setup installs it, or set HARNESS_ENVOY)")
+    return found

@@ -49,6 +49,13 @@ class Place(BaseModel):
     name: str
     host: str
     port: int
+    address: str | None = None
+    """By which the router knows it, where it listens on all of a container's addresses."""
+
+    @property
+    def published(self) -> str:
+        """Its address for others."""
+        return self.address or self.host
 
 
 class Link(BaseModel):
@@ -173,7 +180,7 @@ class Group:
             settings = WorkerSettings(
                 name=place.name,
                 model=spec.model,
-                host=place.host,
+                host=place.published,
                 port=place.port,
                 rank=rank,
                 mean_output_tokens=spec.mean_output_tokens,
@@ -191,7 +198,7 @@ class Group:
             form: Any = spec.events_wire
             for rank, worker in enumerate(self.workers):
                 place = places[rank]
-                label = topic(place.host, place.port, spec.model)
+                label = topic(place.published, place.port, spec.model)
                 settings = worker.settings
                 self.events.append(
                     EventSocket(

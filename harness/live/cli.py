@@ -38,6 +38,23 @@ def live(
     run_live(experiment, folder)
 
 
+def page(
+    endpoints: Annotated[Path, typer.Option("--endpoints", metavar="FILE", help="The router's endpoints file.")],
+    gateway: Annotated[str, typer.Option("--gateway", help="The gateway's address, for the curl on the page.")] = "",
+    router_metrics: Annotated[str | None, typer.Option("--router-metrics", help="The router's /metrics.")] = None,
+    model: Annotated[str, typer.Option("--model", help="Served model, as the page names it.")] = "",
+    host: Annotated[str, typer.Option("--host", help="Where the page listens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", help="Its port.")] = 8090,
+    access_log_port: Annotated[int, typer.Option("--access-log-port", help="Where Envoy's gRPC log arrives.")] = 9011,
+    results: Annotated[Path | None, typer.Option("--results", help="Folder of replays to list.")] = None,
+) -> None:
+    """The live page of a cluster that runs elsewhere (compose, Kubernetes)."""
+    check_extra()
+    from harness.live.page_server import serve_page
+
+    serve_page(endpoints, gateway, router_metrics, model, host, port, access_log_port, results)
+
+
 def bench(
     file: Annotated[Path, typer.Argument(metavar="EXPERIMENT.yaml", help="What the cluster was started with.")],
     url: Annotated[str, typer.Option("--url", help="The gateway.")] = "http://127.0.0.1:8080",

@@ -111,21 +111,23 @@ def render(
     render_host: str = "127.0.0.1",
     router_host: str = "127.0.0.1",
     router_port: int,
+    log_service: tuple[str, int] | None = None,
     timeout_s: float = 3600.0,
 ) -> str:
-    """Envoy's configuration as YAML."""
+    """Envoy's configuration as YAML. The access log goes to standard output, or to a gRPC service (access_log.py)."""
     return yaml.safe_dump(
         {
             "admin": {"address": _address(admin_host, admin_port)},
             "static_resources": {
                 "listeners": [
-                    _gateway(host, port, timeout_s),
+                    _gateway(host, port, timeout_s, log_service is not None),
                     _listener("render", render_host, render_port, "tokenizers", [], None, timeout_s),
                 ],
                 "clusters": [
-                    _router_cluster(router_host, router_port),
+                    _grpc_cluster("epp", router_host, router_port),
                     _destination_cluster(),
                     _tokenizer_cluster(workers),
+                    *([_grpc_cluster("access-log", *log_service)] if log_service else []),
                 ],
             },
         },
@@ -134,7 +136,7 @@ def render(
     )
 
 
-def _gateway(host: str, port: int, timeout_s: float) -> Json:
+def _gateway(host: str, port: int, timeout_s: float, to_service: bool) -> Json:
     ext_proc = {
         "name": "envoy.filters.http.ext_proc",
         "typed_config": {
@@ -177,6 +179,20 @@ def _gateway(host: str, port: int, timeout_s: float) -> Json:
             },
         },
     }
+    if to_service:
+        log = {
+            "name": "envoy.access_loggers.http_grpc",
+            "typed_config": {
+                "@type": "type.googleapis.com/envoy.extensions.access_loggers.grpc.v3.HttpGrpcAccessLogConfig",
+                "common_config": {
+                    "log_name": "gateway",
+                    "transport_api_version": "V3",
+                    "grpc_service": {"envoy_grpc": {"cluster_name": "access-log"}},
+                    "buffer_flush_interval": "0.2s",
+                },
+                "additional_request_headers_to_log": [DESTINATION, "x-prefiller-host-port", "x-request-id"],
+            },
+        }
     return _listener("gateway", host, port, "workers", [ext_proc], log, timeout_s)
 
 
@@ -214,10 +230,10 @@ def _listener(
     return {"name": name, "address": _address(host, port), "filter_chains": [chain]}
 
 
-def _router_cluster(host: str, port: int) -> Json:
+def _grpc_cluster(name: str, host: str, port: int) -> Json:
     literal = host.replace(".", "").isdigit()
     return {
-        "name": "epp",
+        "name": name,
         "type": "STATIC" if literal else "STRICT_DNS",
         "connect_timeout": "5s",
         "lb_policy": "LEAST_REQUEST",
@@ -228,7 +244,7 @@ def _router_cluster(host: str, port: int) -> Json:
                 "explicit_http_config": {"http2_protocol_options": {}},
             }
         },
-        "load_assignment": _assignment("epp", [(host, port)]),
+        "load_assignment": _assignment(name, [(host, port)]),
     }
 
 
