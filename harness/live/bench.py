@@ -230,7 +230,7 @@ class Bench:
         if token := self._tokens_of_session.get(record.session):
             headers["x-session-token"] = token
         async with self._client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
-            record.routed_ns = self._clock.now_ns
+            record.routed_ns = record.admitted_ns = self._clock.now_ns
             record.router_status = response.status_code
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
@@ -314,7 +314,10 @@ def _info(bench: Bench, end_ns: int, command: str) -> RunInfo:
     calls = bench.loaded.sent(experiment.trace.max_call_tokens)
     rated = load.arrivals in ("poisson", "uniform")
     wanted = experiment.router
-    notes = ["a live run: times are the client's, over HTTP; two live runs are not the same to the last byte"]
+    notes = [
+        "a live run: times are the client's, over HTTP; two live runs are not the same to the last byte; "
+        "waiting in a worker's queue is part of the time to first token, a client cannot tell it apart"
+    ]
     if bench.left_out:
         notes.append(f"{bench.left_out} calls longer than trace.max_call_tokens were left out")
     return RunInfo(

