@@ -25,6 +25,8 @@ class ModelSource:
     kv_dtype       "fp8" or None for the model's own
     max_model_len  longest context that the model's own configuration allows, in tokens
     block_tokens   KV block size that an engine uses for this attention kind
+    quant          the database's own precision options where they differ from the model's (kernels only: the memory
+                   account keeps the model's)
     """
 
     model: str
@@ -35,6 +37,7 @@ class ModelSource:
     max_model_len: int
     block_tokens: int = 16
     note: str = ""
+    quant: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,11 @@ class KernelSource:
         self._data = Path(str(package.__file__)).parent / "systems" / "data" / known.system
         try:
             self._engine = engines.EngineHandle.compile(
-                known.source.source_model, known.system, known.source.backend, **self._kwargs
+                known.source.source_model,
+                known.system,
+                known.source.backend,
+                **self._kwargs,
+                **dict(known.source.quant),
             )
         except Exception as error:  # the package raises many types, some of them from compiled code
             raise InputError(

@@ -29,12 +29,15 @@ from harness.studies.prefill import as_data as prefill_data
 from harness.studies.prefill import markdown as prefill_markdown
 from harness.studies.sidebyside import arm_table, markdown
 from harness.studies.table_cli import TABLE_STUDIES, study_restore, study_shared_bandwidth, study_storage
+from harness.studies.validation.cli import TITLE as VALIDATION
+from harness.studies.validation.cli import study_validation
 
 app = typer.Typer(no_args_is_help=True, help="Repeat published measurements and compare.")
 register_disaggregation(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 app.command("restore")(study_restore)
+app.command("validation")(study_validation)
 app.command("storage")(study_storage)
 app.command("shared-bandwidth")(study_shared_bandwidth)
 PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
@@ -51,6 +54,7 @@ def study_list(as_json: AsJson = False) -> None:
             for one in ladders
         ]
         rows += [{"study": name, "name": name, "title": title} for name, title in TABLE_STUDIES.items()]
+        rows.append({"study": "validation", "name": "validation", "title": VALIDATION})
         rows += [
             {
                 "study": found.name,
@@ -71,6 +75,7 @@ def study_list(as_json: AsJson = False) -> None:
         table.add_row(f"harness study llmd {one.name}", one.title, ", ".join(one.arms))
     for name, title in TABLE_STUDIES.items():
         table.add_row(f"harness study {name}", title, "")
+    table.add_row("harness study validation", VALIDATION, "")
     for found in findings:
         table.add_row(f"harness study {found.name}", found.title, ", ".join(arm.name for arm in found.arms))
     for name, what in DISAGGREGATION.items():
