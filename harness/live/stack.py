@@ -233,6 +233,8 @@ def _healthy(endpoint: Endpoint) -> bool:
 def plan_stack(experiment: Experiment, folder: Path, tell: Tell = lambda line: None) -> Stack:
     """Everything decided and written down, nothing started: ports, specifications, configurations."""
     live = experiment.live or LiveConfig()
+    if experiment.cluster.engine.kind != "builtin":
+        raise InputError("cluster.engine.kind", "vLLM's scheduler does not run in live workers", "leave it out")
     if experiment.cache.kind != "none":
         raise InputError("cache.kind", "LMCache does not run below live workers yet", "leave the section cache out")
     pools = plan_pools(experiment)

@@ -14,7 +14,6 @@ from math import ceil
 from fake_workers.engine.node import Node, StepPrice
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import SchedulerConfig
-from harness.studies.validation.around import FrontEnd
 
 REQUESTS_PER_CLIENT = 10
 
@@ -43,13 +42,8 @@ class Measured:
     steps: int
 
 
-def run_loop(
-    price: StepPrice, engine: SchedulerConfig, loop: Loop, front: FrontEnd | None = None, seed: int = 1, ranks: int = 1
-) -> Measured:
-    """Run a closed loop to its end; requests go to the ranks in turn.
-
-    `front` delays each request on its way to the engine and each token on its way back (none: the engine alone).
-    """
+def run_loop(price: StepPrice, engine: SchedulerConfig, loop: Loop, seed: int = 1) -> Measured:
+    """Run a closed loop to its end; nothing stands between clients and engine."""
     rng = random.Random(seed)
     total = loop.requests or REQUESTS_PER_CLIENT * loop.concurrency
 
@@ -57,53 +51,35 @@ def run_loop(
         return rng.randint(int(loop.length_ratio * most), most)
 
     shapes = [(length(loop.prompt_tokens), max(2, length(loop.output_tokens))) for _ in range(total)]
-    node = Node(price, engine, ranks, leaping=True)
-    front = front or FrontEnd()
-    gate = front.gate()
+    node = Node(price, engine)
     block = engine.block_tokens
     sent_ns: list[int] = []
-    pending: list[tuple[int, int]] = []  # (time at which the engine takes it in, number), in order
 
     def send(now_ns: int) -> None:
         number = len(sent_ns)
         sent_ns.append(now_ns)
-        pending.append((gate.enters_ns(now_ns, shapes[number][0]), number))
-
-    def deliver(at_ns: int, number: int) -> None:
         prompt, output = shapes[number]
         runs = [(number, 0, prompt // block)] if prompt >= block else []
-        node.submit(number % ranks, EngineRequest(str(number), number, runs, prompt, output, at_ns))
+        node.submit(0, EngineRequest(str(number), number, runs, prompt, output, now_ns))
 
     for _ in range(min(loop.concurrency, total)):
         send(0)
     ttft: list[float] = []
     tpot: list[float] = []
     end_ns = 0
-    while pending or node.busy:
-        wake = node.wake_ns()
-        if pending and (wake is None or pending[0][0] <= wake):
-            at_ns, number = pending.pop(0)
-            outcomes = node.advance(at_ns, begin=False)
-            deliver(at_ns, number)
-            while pending and pending[0][0] == at_ns:
-                deliver(*pending.pop(0))
-        else:
-            assert wake is not None
-            outcomes = node.advance(wake)
-        for outcome in outcomes:
+    while (wake := node.wake_ns()) is not None:
+        for outcome in node.advance(wake):
             if not outcome.done:
                 continue
             request = outcome.request
             first, last = request.first_token_ns, request.finish_ns
             assert first is not None and last is not None
             number = int(request.request_id)
-            back_ns = front.back_ns()
-            ttft.append((first + back_ns - sent_ns[number]) / 1e6)
+            ttft.append((first - sent_ns[number]) / 1e6)
             tpot.append((last - first) / 1e6 / (shapes[number][1] - 1))
             end_ns = max(end_ns, last)
             if len(sent_ns) < total:
-                send(last + back_ns)
-                pending.sort()
+                send(last)
     return Measured(
         statistics.fmean(ttft),
         statistics.fmean(tpot),

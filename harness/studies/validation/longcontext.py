@@ -13,10 +13,11 @@ import yaml
 
 from fake_workers.pricing.node_price import ProfilePrice
 from fake_workers.pricing.profile import StepProfile
-from fake_workers.pricing.registry import load_profile
+from fake_workers.pricing.steps import RankBatch
 from harness.fabric.goodput import load_cost
-from harness.studies.front_end import pre_engine_ms
+from harness.studies.validation.around import around_ms
 from harness.studies.validation.closed_loop import Loop, engine_config, run_loop
+from harness.studies.validation.points import named_profile
 from harness.studies.validation.text import percent, table
 
 DATA = Path(__file__).parent.parent / "data" / "longcontext.yaml"
@@ -65,7 +66,7 @@ def _alone(profile: StepProfile, prompt_tokens: int, output_tokens: int) -> tupl
 
 
 def _target(name: str, target: dict[str, Any]) -> Iterator[Compared]:
-    profile = load_profile(target["profile"])
+    profile = named_profile(target["profile"])
     if line := target.get("itl_line"):
         for context in _ITL_CONTEXTS:
             ours = _alone(profile, context, _ITL_OUTPUTS)[1]
@@ -73,18 +74,29 @@ def _target(name: str, target: dict[str, Any]) -> Iterator[Compared]:
             theirs = line["intercept_ms"] + line["slope_ms_per_token"] * (context + _ITL_OUTPUTS / 2)
             yield Compared(name, "ITL ms", context, round(theirs, 4), ours)
     for tokens, published in target.get("ttft_ms", {}).items():
-        around = pre_engine_ms(tokens, False) if target.get("tokenises", True) else 0.0
+        around = around_ms(tokens, target.get("tokenises", True))
         yield Compared(name, "TTFT ms", tokens, published, cold_ttft_ms(profile, tokens) + around)
     if loop := target.get("loop"):
         shape = Loop(loop["concurrency"], loop["prompt_tokens"], loop["output_tokens"], 1.0)
         engine = engine_config(profile.kv_capacity_tokens, shape, block_tokens=profile.block_tokens)
         seen = run_loop(ProfilePrice(profile), engine, shape)
-        around = pre_engine_ms(shape.prompt_tokens, False)
+        around = around_ms(shape.prompt_tokens)
         length = shape.prompt_tokens
         yield Compared(name, "TTFT median ms", length, loop["ttft_median_ms"], seen.ttft_median_ms + around)
         yield Compared(name, "ITL ms", length, loop["tpot_ms"], seen.tpot_ms)
+    for tokens, published in target.get("prefill_tok_s_per_gpu", {}).items():
+        yield Compared(name, "prefill tok/s per GPU", tokens, published, _prefill_rate(profile, tokens))
     for tokens, published in target.get("load_ms", {}).items():
         yield Compared(name, "TTFT ms", tokens, published, _load_ms(profile, tokens, target["cost"]))
+
+
+def _prefill_rate(profile: StepProfile, prompt_tokens: int) -> float:
+    """Tokens per second and GPU with every rank busy with such prompts, one full chunk a step."""
+    layout, chunk = profile.layout, 8192
+    price = ProfilePrice(profile)
+    steps = [(min(chunk, prompt_tokens - done), done) for done in range(0, prompt_tokens, chunk)]
+    total_ns = sum(price.step_ns([RankBatch((step,))] * layout.dp) for step in steps)
+    return prompt_tokens * layout.dp / (total_ns / 1e9) / layout.gpus
 
 
 def _load_ms(profile: StepProfile, tokens: int, cost_name: str) -> float:
@@ -94,19 +106,13 @@ def _load_ms(profile: StepProfile, tokens: int, cost_name: str) -> float:
     blocks = -(-tokens // profile.block_tokens)
     rate = cost.cap_bytes_per_s(nbytes, blocks)
     assert rate is not None
-    step = ProfilePrice(profile).step_ns([_last_token(tokens)])
+    step = ProfilePrice(profile).step_ns([RankBatch((), 1, tokens)])
     return (cost.start_ns(blocks) + nbytes * 1_000_000_000 // rate + step) / 1e6
-
-
-def _last_token(tokens: int) -> Any:
-    from fake_workers.pricing.steps import RankBatch
-
-    return RankBatch((), 1, tokens)
 
 
 def _shape(name: str, target: dict[str, Any]) -> Iterator[Compared]:
     """How TTFT grows from one length to the next."""
-    profile = load_profile(target["profile"])
+    profile = named_profile(target["profile"])
     lengths = sorted(target["ttft_ms"])
     ours = {tokens: cold_ttft_ms(profile, tokens) for tokens in lengths if tokens < profile.max_model_len}
     for before, after in pairwise(lengths):

@@ -111,10 +111,13 @@ def load_groups(folder: Path = DATA) -> list[Group]:
 
 
 def profile_of(layout: Layout, folder: Path = DATA) -> StepProfile:
-    """The profile that prices a layout: a shipped one, or one that only this study uses."""
-    if layout.profile in profile_names():
-        return load_profile(layout.profile)
-    return load_profile(folder / PROFILES / f"{layout.profile}.npz")
+    """The profile that prices a layout."""
+    return named_profile(layout.profile, folder)
+
+
+def named_profile(name: str, folder: Path = DATA) -> StepProfile:
+    """A shipped profile, or one that only this study uses."""
+    return load_profile(name if name in profile_names() else folder / PROFILES / f"{name}.npz")
 
 
 def load_corrections(folder: Path = DATA) -> dict[str, Correction]:

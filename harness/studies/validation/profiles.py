@@ -55,6 +55,11 @@ _TABLE: tuple[tuple[str, ModelSource, tuple[str, ...]], ...] = (
         _M25_NVFP4,
         ("tp1-b200", "tp2-b200", "tp4-b200", "tp1-b300", "tp2-b300", "tp4-b300"),
     ),
+    (
+        "glm-5.2-nvfp4",
+        replace(GLM_52, source_model="nvidia/GLM-5.2-NVFP4"),
+        ("tp2-b300", "tp2ep2-b300", "dp2ep2-b300", "dp4ep4-b300"),
+    ),
     ("glm-5-fp8", _GLM_5, ("tp8-h200", "tp8-b200", "tp8-b300")),
     ("qwen3-235b-fp8", _QWEN_235B, ("tp2-h200", "tp4-h200", "tp2ep2-h200")),
     ("qwen3.5-397b-bf16", _QWEN_397B, ("tp8-b200", "tp4-b300", "tp8-b300")),
@@ -67,9 +72,10 @@ _TABLE: tuple[tuple[str, ModelSource, tuple[str, ...]], ...] = (
 
 
 def _layout(name: str) -> Layout:
-    """tp4 or tp4ep4."""
-    tp, _, ep = name.removeprefix("tp").partition("ep")
-    return Layout(tp=int(tp), ep=int(ep or 1))
+    """tp4, tp4ep4 or dp4ep4."""
+    ranks, _, ep = name[2:].partition("ep")
+    tp, dp = (1, int(ranks)) if name.startswith("dp") else (int(ranks), 1)
+    return Layout(tp, dp, int(ep or 1))
 
 
 def study_profiles() -> list[KnownProfile]:
