@@ -49,7 +49,8 @@ def fit_concurrencies(points: Sequence[Point]) -> tuple[int, ...]:
 
 def predict(profile: StepProfile, layout: Layout, point: Point, steps: Calibration) -> Measured:
     """The point through the engine; nothing around it."""
-    loop = Loop(point.concurrency, point.prompt_tokens, point.output_tokens, layout.length_ratio)
+    requests = point.concurrency * layout.requests_per_client
+    loop = Loop(point.concurrency, point.prompt_tokens, point.output_tokens, layout.length_ratio, requests)
     block = profile.block_tokens
     kv = layout.num_gpu_blocks * block if layout.num_gpu_blocks else profile.kv_capacity_tokens
     engine = engine_config(kv, loop, block_tokens=block, budget_tokens=layout.budget_tokens)

@@ -47,6 +47,7 @@ class Layout:
     length_ratio: float
     budget_tokens: int
     num_gpu_blocks: int | None
+    requests_per_client: int = 10
 
     @property
     def name(self) -> str:
@@ -103,6 +104,7 @@ def load_groups(folder: Path = DATA) -> list[Group]:
                 float(entry.get("length_ratio", 0.8)),
                 int(entry.get("max_num_batched_tokens", 8192)),
                 entry.get("num_gpu_blocks", {}).get(layout),
+                int(entry.get("requests_per_client", 10)),
             )
             for layout, profile in entry["layouts"].items()
         )
