@@ -70,6 +70,7 @@ def register(app: typer.Typer) -> None:
         out: Out = None,
         seed: Seed = 1,
         split: Annotated[list[str] | None, typer.Option("--split", help="Only this one; repeatable.")] = None,
+        users: Annotated[list[int] | None, typer.Option("--users", min=1, help="Users at once; repeatable.")] = None,
         as_json: AsJson = False,
     ) -> None:
         """How many of a fleet's workers should prefill, by concurrency."""
@@ -78,7 +79,8 @@ def register(app: typer.Typer) -> None:
             known = [*ratio.SPLITS, ratio.MTP]
             if name not in known:
                 raise InputError(f"--split {name}", "unknown", f"choose from: {', '.join(known)}")
-        _run(folder, scale, ratio.ratio_arms(scale, seed, tuple(split or ())), ratio.study, as_json)
+        arms = ratio.ratio_arms(scale, seed, tuple(split or ()), tuple(users or ()))
+        _run(folder, scale, arms, ratio.study, as_json)
 
     @app.command("kv-dtype")
     def kv_dtypes(scale: Scale = "small", out: Out = None, seed: Seed = 1, as_json: AsJson = False) -> None:

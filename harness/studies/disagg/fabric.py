@@ -50,7 +50,6 @@ def fabric_arms(scale: str, seed: int, out: Path) -> list[StudyArm]:
     work = data["workload"]
     duration = 6 if scale == "small" else 60
     rates = (45,) if scale == "small" else (45, 15)
-    networks = [n for n in NETWORKS if scale == "full" or n[0] in ("RDMA 8x400G", "RDMA 100G", "RDMA 25G")]
     config = str(router_config("pd-guide", "v0.10.0"))
     arms = []
     for rate in rates:
@@ -58,10 +57,10 @@ def fabric_arms(scale: str, seed: int, out: Path) -> list[StudyArm]:
         key = f"{rate} req/s of {work['input_tokens']}/{work['output_tokens']} for {duration} s"
         common = base("pd-fabric", seed, data["block_size"], False, work["input_tokens"])
         aggregated = Experiment.model_validate(merged(common, cluster={"nodes": 2}, router={"kind": "random"}))
-        for name, gbit, _, _ in networks:
-            if name.startswith("RDMA") and gbit in (networks[0][1], networks[-1][1]):
+        for name, gbit, _, _ in NETWORKS:
+            if name.startswith("RDMA") and gbit in (NETWORKS[0][1], NETWORKS[-1][1]):
                 arms.append(StudyArm(f"aggregated {rate}/s", aggregated, load, key, {}, f"aggregated {rate}/s", gbit))
-        for name, gbit, latency_us, cost in networks:
+        for name, gbit, latency_us, cost in NETWORKS:
             split = merged(
                 common,
                 cluster={"pools": split_pools()},

@@ -40,14 +40,14 @@ def users(count: int, of: int, seed: int) -> Loaded:
     return lanes(sessions(of, seed), count)
 
 
-def ratio_arms(scale: str, seed: int, splits: Sequence[str] = ()) -> list[StudyArm]:
-    """Every split at every concurrency."""
+def ratio_arms(scale: str, seed: int, splits: Sequence[str] = (), users_at_once: Sequence[int] = ()) -> list[StudyArm]:
+    """Every split at every concurrency, or those that are named."""
     data = read("pd-ratio")
     small = scale == "small"
     size = data["small"] if small else data["full"]
     arms = []
     for name in splits or (data["small"]["splits"] if small else [*SPLITS, MTP]):
-        for concurrency in size["concurrency"]:
+        for concurrency in users_at_once or size["concurrency"]:
             load = partial(users, concurrency, size["sessions"], seed)
             key = f"{concurrency} users, {size['sessions']} sessions of claude-code, seed {seed}, {size['until_s']} s"
             published = data["published"].get(name, {}).get(concurrency, {})
