@@ -15,18 +15,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from fake_workers.engine.blocks import PromptRuns
-from fake_workers.engine.connector import Connector, ConnectorOptions
+from fake_workers.engine.connector import ConnectorOptions
 from fake_workers.engine.events import KvEvent
 from fake_workers.engine.gauges import Gauges
 from fake_workers.engine.node import EngineStuckError, Node, Outcome, StepPrice
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import RankScheduler, SchedulerConfig
+from harness.below import Below
 from harness.cache.base import NODE_DRAM, ExternalCache
-from harness.cache.connector import CacheConnector, make_connector
 from harness.cache.feed import TierFeed
 from harness.cache.ledger import CacheLedger
 from harness.clock import VirtualClock
-from harness.disagg.connector import PdConnector
 from harness.disagg.handoff import Side
 from harness.disagg.replay import Disaggregation, SplitCall
 from harness.errors import ComponentError, NoProgressError
@@ -146,9 +145,7 @@ class Simulation:
         """
         self.config = config
         self.disaggregation = disaggregation
-        self._sides = sides
         self.clock = clock or VirtualClock()
-        self._caches = caches
         self.ledger = CacheLedger(config.engine.block_tokens)
         """What cache tiers gave; empty without them."""
         self._make_rank = make_rank
@@ -156,6 +153,7 @@ class Simulation:
         self.records: list[CallRecord] = []
         self.counts = Counts()
         self.endpoints = [endpoint for group in groups for endpoint in group]
+        self._below = Below(self.clock, self.endpoints, self.ledger, caches, disaggregation, sides)
         self.timeline = TimelineRecorder([endpoint.node for endpoint in self.endpoints])
         self._on_progress = on_progress
         self._front_end = FrontEnd(config.front_end, len(self.endpoints)) if config.front_end else None
@@ -188,7 +186,15 @@ class Simulation:
             timeline.level(indexes[rank], end, 0, 0, 0.0)
 
         interval = self.config.scrape_interval_ns
-        connector, attach = self._connector(kind, endpoints, number, lambda: group)
+
+        def bring() -> None:
+            self._advance(group, self.clock.now_ns)
+
+        def stirred() -> None:
+            self._stirred[indexes[0]] = group
+            self._arm(group)
+
+        connector, attach = self._below.connector(endpoints, number, kind.cached, bring, stirred)
         node = Node(
             kind.price,
             kind.engine,
@@ -198,53 +204,13 @@ class Simulation:
             history_ns=2 * interval,
             observer=observe,
             connector=connector,
-            connector_options=self._connector_options(),
+            connector_options=self._below.options(self.config.connector),
             make_rank=self._make_rank,
         )
         attach(node)
         # scrapes of different workers are spread over the interval, as independent tickers are
         group = _Group(node, indexes, number * interval // groups)
         return group
-
-    def _connector_options(self) -> ConnectorOptions | None:
-        if self.disaggregation is None:
-            return self.config.connector
-        return ConnectorOptions(kv_load_failure_policy=self.disaggregation.kv.config.load_failure_policy)
-
-    def _connector(
-        self, kind: GroupKind, endpoints: list[Endpoint], number: int, group: Callable[[], _Group]
-    ) -> tuple[Connector | None, Callable[[Node], None]]:
-        """What lies below a group's engines, and how it is told their node: cache tiers, KV exchange, both or nothing.
-
-        What it says reaches the group through the two functions that it is given.
-        """
-
-        def bring() -> None:
-            self._advance(group(), self.clock.now_ns)
-
-        def stirred() -> None:
-            self._stirred[group().endpoints[0]] = group()
-            self._arm(group())
-
-        tiers: CacheConnector | None = None
-        if self._caches is not None and kind.cached:
-            machine = endpoints[0].node
-            first = min(endpoint.index for endpoint in self.endpoints if endpoint.node == machine)
-            first_rank = endpoints[0].index - first
-            tiers = make_connector(self._caches[machine], self.clock, bring, stirred, first_rank, self.ledger, machine)
-        shared = self.disaggregation
-        if shared is None or self._sides is None:
-            return tiers, (lambda node: None) if tiers is None else tiers.attach
-        exchange = PdConnector(shared.kv, self.clock, bring, stirred, self._sides[number], tiers)
-        for rank, endpoint in enumerate(endpoints):
-            shared.connectors[endpoint.index] = (exchange, rank)
-
-        def attach(node: Node) -> None:
-            exchange.attach(node)
-            if tiers is not None:
-                tiers.attach(exchange)
-
-        return exchange, attach
 
     # ------------------------------------------------------------------ running
 
