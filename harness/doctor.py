@@ -45,6 +45,7 @@ NEEDED_PACKAGES = (
 )
 """Import names; `envoy` is xds-protos' package."""
 OPTIONAL_PACKAGES = {
+    "fastapi": "the live cluster, harness live: pip install '.[live]'",
     "lmcache": "the real LMCache as KV cache tiers: pip install lmcache==0.5.6",
     "aiconfigurator-core": "building new step-time profiles: pip install aiconfigurator-core==0.12.0",
 }
@@ -82,6 +83,7 @@ def diagnose() -> list[Check]:
         _router,
         _disk,
         _optional,
+        _envoy,
         _browser,
     )
     return [check for probe in probes for check in probe()]
@@ -233,6 +235,16 @@ def _optional() -> Iterator[Check]:
             yield Check(package, True, importlib.metadata.version(package))
         except importlib.metadata.PackageNotFoundError:
             yield Check(package, None, "not installed (optional)", purpose)
+
+
+def _envoy() -> Iterator[Check]:
+    from harness.live import envoy
+
+    found = envoy.find()
+    if found:
+        yield Check("Envoy", True, str(found))
+    else:
+        yield Check("Envoy", None, "not at hand (optional)", "harness live installs its wheel; or set HARNESS_ENVOY")
 
 
 def _browser() -> Iterator[Check]:

@@ -30,6 +30,7 @@ SUBNET = "10.77.0"
 WORKERS = 4
 ROUTER, ENVOY, PAGE = f"{SUBNET}.40", f"{SUBNET}.50", f"{SUBNET}.60"
 PD_ROUTER, PD_ENVOY = f"{SUBNET}.41", f"{SUBNET}.51"
+KUBE_API = f"{SUBNET}.70"
 OLD_ROUTER, OLD_ENVOY = f"{SUBNET}.42", f"{SUBNET}.52"
 GATEWAY_PORT, RENDER_PORT, ADMIN_PORT, LOG_PORT = 8080, 8001, 19000, 9011
 _HEAD = "# Written by `python -m harness.live.deploy_files`; change it there.\n"
@@ -60,6 +61,8 @@ def files() -> dict[str, str]:
         "compose/envoy.yaml": _envoy(workers(), ROUTER),
         "compose/envoy-pd.yaml": _envoy(pd_workers(), PD_ROUTER),
         "compose/envoy-v0.7.1.yaml": _envoy(workers(), OLD_ROUTER),
+        "compose/router-v0.7.1.yaml": _HEAD + (CONFIGS / "v0.7.1" / "approximate.yaml").read_text(),
+        "compose/kubeconfig.yaml": _HEAD + _kubeconfig(),
         "compose/prometheus.yml": _prometheus(every),
         "kubernetes/router-config.yaml": _router("precise", "", "", kubernetes=True),
         "grafana/dashboards/cluster.json": json.dumps(dashboard(), indent=1) + "\n",
@@ -93,6 +96,22 @@ def _router(name: str, endpoints_file: str, gateway: str, kubernetes: bool = Fal
         del filled.document["dataLayer"]["discovery"]
         filled.document["plugins"] = [p for p in filled.document["plugins"] if p["type"] != "file-discovery"]
     return _HEAD + f"# From deploy/router/configs/v0.10.0/{name}.yaml.\n" + filled.text
+
+
+def _kubeconfig() -> str:
+    cluster = {"name": "stand-in", "cluster": {"server": f"http://{KUBE_API}:6443"}}
+    context = {"name": "stand-in", "context": {"cluster": "stand-in", "user": "nobody", "namespace": "sim"}}
+    return yaml.safe_dump(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [cluster],
+            "contexts": [context],
+            "users": [{"name": "nobody", "user": {}}],
+            "current-context": "stand-in",
+        },
+        sort_keys=False,
+    )
 
 
 def _envoy(places: list[Endpoint], router: str) -> str:

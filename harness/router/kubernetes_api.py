@@ -66,9 +66,9 @@ class _Watch:
 
 
 class KubernetesApi:
-    """Holds objects in memory and serves them on a port of 127.0.0.1."""
+    """Holds objects in memory and serves them, by default on a free port of 127.0.0.1."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1", port: int = 0) -> None:
         self._objects: dict[Resource, dict[tuple[str, str], Json]] = {r: {} for r in RESOURCES}
         self._watches: set[_Watch] = set()
         self._lock = threading.Lock()
@@ -81,7 +81,7 @@ class KubernetesApi:
             pass
 
         Handler.api = api
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer((host, port), Handler)
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(

@@ -69,6 +69,8 @@ def images() -> None:
     stand_in.program(Path(programs["router"]), "ghcr.io/llm-d/llm-d-router-endpoint-picker:v0.10.0", "/app/epp")
     stand_in.program(Path(programs["envoy"]), "docker.io/envoyproxy/envoy:distroless-v1.33.2", "/usr/local/bin/envoy")
     stand_in.program(Path(programs["prometheus"]), "docker.io/prom/prometheus:v3.5.0", "/bin/prometheus")
+    if programs.get("old_router"):
+        stand_in.program(Path(programs["old_router"]), "ghcr.io/llm-d/llm-d-inference-scheduler:v0.7.1", "/app/epp")
     if programs.get("sidecar"):
         name = "ghcr.io/llm-d/llm-d-router-disagg-sidecar:v0.10.0"
         stand_in.program(Path(programs["sidecar"]), name, "/app/pd-sidecar")
@@ -150,6 +152,25 @@ def disaggregated() -> None:
     SEEN["pd_fetched"], SEEN["pd_prefilled"] = fetched, computed
 
 
+def kubernetes() -> None:
+    if not PLAN["programs"].get("old_router"):
+        return
+    compose(
+        "--profile",
+        "kubernetes",
+        "up",
+        "-d",
+        "--wait",
+        "--wait-timeout",
+        "120",
+        "kube-api",
+        "router-v071",
+        "envoy-v071",
+    )
+    SEEN["kubernetes_up"] = until(lambda: complete(8082, "hi")[0] == 200, 40)
+    SEEN["kubernetes"] = [complete(8082, f"old release {i}")[0] for i in range(4)]
+
+
 def main() -> None:
     os.environ.update(
         DOCKER_HOST=f"unix://{WORK}/docker.sock",
@@ -171,7 +192,7 @@ def main() -> None:
         compose("build", "worker-0")
         SEEN["images_s"] = round(time.monotonic() - began, 1)
         try:
-            for step in (core, faults, bench, disaggregated):
+            for step in (core, faults, bench, disaggregated, kubernetes):
                 step()
         except (SystemExit, Exception) as error:
             SEEN["failure"] = f"{type(error).__name__}: {error}"
@@ -179,7 +200,7 @@ def main() -> None:
                 s: compose("logs", "--tail", "30", s, check=False)[-2500:]
                 for s in ("router", "envoy", "page", "worker-0")
             }
-        compose("--profile", "pd", "--profile", "bench", "down", "-v", "-t", "2")
+        compose("--profile", "*", "down", "-v", "-t", "2")
         SEEN["left"] = run("docker", "ps", "-aq").split() + run("docker", "volume", "ls", "-q").split()
     finally:
         daemon.terminate()

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from harness.live import deploy_files
+from harness.router.binaries import find
 from tests.compose import install
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,9 @@ def needed(router: Path, envoy: Path) -> dict[str, str]:
     sidecar = os.environ.get("HARNESS_PD_SIDECAR")
     if sidecar:
         programs["sidecar"] = sidecar
+    old = find("v0.7.1")
+    if old is not None:
+        programs["old_router"] = str(old.path)
     return programs
 
 
@@ -122,4 +126,6 @@ def test_compose(router_v0100: Path, envoy_program: Path, tmp_path: Path) -> Non
     if "sidecar" in programs:
         assert seen["pd"] == [200] * 4
         assert seen["pd_fetched"] > 0 and seen["pd_prefilled"] > 0
+    if "old_router" in programs:
+        assert seen["kubernetes_up"] and seen["kubernetes"] == [200] * 4
     assert seen["left"] == []

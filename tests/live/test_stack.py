@@ -138,7 +138,7 @@ def test_bad_clients(router_v0100: Path, envoy_program: Path, tmp_path: Path) ->
         assert live.complete("headers", tokens=1).status_code == 200
         body = {"model": live.stack.model, "prompt": "x", "max_tokens": 1}
         assert post(json=body, headers={"x-large": "a" * 10_000}).status_code == 200
-        with contextlib.suppress(httpx.RemoteProtocolError):  # the gateway may hang up before it has read it all
+        with contextlib.suppress(httpx.TransportError):  # the gateway may hang up before it has read it all
             assert post(json=body, headers={"x-large": "a" * 100_000}).status_code == 431
         assert live.complete("still there", tokens=1).status_code == 200
         host, port = live.url.removeprefix("http://").split(":")
