@@ -20,7 +20,7 @@ from harness.studies.validation.closed_loop import Loop, engine_config, run_loop
 from harness.studies.validation.points import named_profile
 from harness.studies.validation.text import percent, table
 
-DATA = Path(__file__).parent.parent / "data" / "longcontext.yaml"
+DATA = Path(__file__).parent.parent / "data" / "silicon" / "longcontext.yaml"
 GOAL = 0.15
 _ITL_CONTEXTS = (256, 4096, 16_384, 32_768, 65_536, 98_304, 130_000)
 _ITL_OUTPUTS = 128
