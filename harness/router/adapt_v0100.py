@@ -42,7 +42,10 @@ def adapt(doc: Document, coupling: Coupling, out: Adapted) -> None:
     _timers(doc, out)
     _prefix(doc, coupling, out)
     _session(doc, out)
-    out.flags += ["--emit-endpoint-scores", "--allow-experimental-plugins"]
+    out.flags.append("--allow-experimental-plugins")
+    if out.prefix is not None:
+        # what the router believes is read off them; dear with many endpoints
+        out.flags.append("--emit-endpoint-scores")
 
 
 def _discovery(doc: Document, coupling: Coupling, out: Adapted) -> None:

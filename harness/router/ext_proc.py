@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 import grpc
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-from google.protobuf import json_format
 
 from harness.errors import ComponentError
 
@@ -292,8 +291,16 @@ def _read_decision(reply: Any, answer: Answer) -> None:
     answer.destinations = [d for d in answer.headers.get(DESTINATION, "").split(",") if d]
     answer.status = 200
     if reply.HasField("dynamic_metadata"):
-        metadata = json_format.MessageToDict(reply.dynamic_metadata).get("envoy.lb", {})
-        answer.scores = metadata.get(DESTINATION + "-scores", {})
+        answer.scores = _scores(reply.dynamic_metadata)
+
+
+def _scores(metadata: Any) -> dict[str, float]:
+    """Weighted total score by endpoint address, from the router's Struct; empty where it gives none."""
+    for name in ("envoy.lb", DESTINATION + "-scores"):
+        if name not in metadata.fields:
+            return {}
+        metadata = metadata.fields[name].struct_value
+    return {address: value.number_value for address, value in metadata.fields.items()}
 
 
 def usage_chunk(prompt_tokens: int, cached_tokens: int, output_tokens: int) -> bytes:

@@ -7,11 +7,15 @@ import os
 import signal
 import socket
 import threading
+from typing import Any
 
 import pytest
+from google.protobuf import json_format, struct_pb2
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.errors import ComponentError
-from harness.router.ext_proc import ExtProcClient, _interrupts_wait, usage_chunk
+from harness.router.ext_proc import DESTINATION, ExtProcClient, _interrupts_wait, _scores, usage_chunk
 
 
 def test_usage_chunk_is_what_vllm_streams_last() -> None:
@@ -64,3 +68,13 @@ def test_nobody_listens() -> None:
         assert client.open_requests == 0
         client.close()
         client.close()
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=12), st.floats(0, 1e6), max_size=20), st.integers(0, 2))
+def test_scores_are_what_the_metadata_says(scores: dict[str, float], depth: int) -> None:
+    key = DESTINATION + "-scores"
+    content: dict[str, Any] = [{}, {"envoy.lb": {"other": 1.0}}, {"envoy.lb": {"other": "x", key: scores}}][depth]
+    metadata = struct_pb2.Struct()
+    metadata.update(content)
+    said = json_format.MessageToDict(metadata).get("envoy.lb", {}).get(key, {})
+    assert _scores(metadata) == said == (scores if depth == 2 else {})
