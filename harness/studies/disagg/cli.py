@@ -76,7 +76,7 @@ def register(app: typer.Typer) -> None:
         """How many of a fleet's workers should prefill, by concurrency."""
         folder = _folder("pd-ratio", scale, out)
         for name in split or ():
-            known = [*ratio.SPLITS, ratio.MTP]
+            known = [*ratio.SPLITS, ratio.TP8, ratio.MTP]
             if name not in known:
                 raise InputError(f"--split {name}", "unknown", f"choose from: {', '.join(known)}")
         arms = ratio.ratio_arms(scale, seed, tuple(split or ()), tuple(users or ()))

@@ -20,6 +20,8 @@ SPLITS = {"aggregated": None, "3P1D": (3, 1), "2P2D": (2, 2), "1P3D": (1, 3), "1
 """Replicas of 16 GPUs (two nodes, data-parallel attention, experts over all). The first four have 64 GPUs each, the
 last two are those whose figures are published.
 """
+TP8 = "aggregated TP8"
+"""Aggregated on eight replicas of one node each, tensor parallel."""
 MTP = "1P1D MTP"
 """1P1D whose decode workers draft three tokens per step."""
 _MTP_ENGINE = {"num_speculative_tokens": 3, "draft_acceptance_share": 0.65}
@@ -27,6 +29,7 @@ _MTP_ENGINE = {"num_speculative_tokens": 3, "draft_acceptance_share": 0.65}
 
 
 SAME_SIZE = ("aggregated", "3P1D", "2P2D", "1P3D")
+"""Compared with each other; TP8 replicas hold so little KV that they are listed beside them."""
 
 
 @cache
@@ -46,7 +49,7 @@ def ratio_arms(scale: str, seed: int, splits: Sequence[str] = (), users_at_once:
     small = scale == "small"
     size = data["small"] if small else data["full"]
     arms = []
-    for name in splits or (data["small"]["splits"] if small else [*SPLITS, MTP]):
+    for name in splits or (data["small"]["splits"] if small else [*SPLITS, TP8, MTP]):
         for concurrency in users_at_once or size["concurrency"]:
             load = partial(users, concurrency, size["sessions"], seed)
             key = f"{concurrency} users, {size['sessions']} sessions of claude-code, seed {seed}, {size['until_s']} s"
@@ -66,9 +69,11 @@ def ratio_arms(scale: str, seed: int, splits: Sequence[str] = (), users_at_once:
 
 
 def _experiment(name: str, size: dict[str, float], seed: int, data: dict[str, object]) -> Experiment:
-    split = SPLITS[name.removesuffix(" MTP")]
+    split = None if name == TP8 else SPLITS[name.removesuffix(" MTP")]
     if split is None:
         pools: list[dict[str, object]] = [{"role": "both", "replicas": 4}]
+        if name == TP8:
+            pools = [{"role": "both", "replicas": 8, "profile": data["profile_tp8"]}]
         config = "glm-aggregated"
     else:
         pools = [{"role": "prefill", "replicas": split[0]}, {"role": "decode", "replicas": split[1]}]
