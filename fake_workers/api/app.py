@@ -13,6 +13,7 @@ from fake_workers.api import (
     routes_responses,
     routes_tokens,
 )
+from fake_workers.api.http_metrics import HttpMetrics
 from fake_workers.api.streaming import ClientGoneError
 from fake_workers.api.worker import VERSION, Worker
 
@@ -33,6 +34,7 @@ def make_app(worker: Worker) -> FastAPI:
     if worker.settings.dev_mode:
         app.include_router(routes_operations.dev_routes(worker))
         app.include_router(routes_operations.adapter_routes(worker))
+    app.add_middleware(HttpMetrics, registry=worker.metrics.registry)
     return app
 
 

@@ -80,8 +80,28 @@ class Histogram:
         yield f"{name}_sum{labels} {number(self.sum)}"
 
 
+class Summary:
+    """Count and sum without quantiles."""
+
+    __slots__ = ("_family", "count", "sum")
+
+    def __init__(self, family: Family) -> None:
+        self._family, self.count, self.sum = family, 0, 0.0
+
+    def observe(self, value: float) -> None:
+        """One observation."""
+        self.count += 1
+        self.sum += value
+        self._family.text = None
+
+    def lines(self, name: str, labels: str) -> Iterable[str]:
+        """Samples: count, sum."""
+        yield f"{name}_count{labels} {self.count}.0"
+        yield f"{name}_sum{labels} {number(self.sum)}"
+
+
 class Family:
-    """One metric with all its label sets. `kind`: counter, gauge or histogram; a counter's samples end in _total."""
+    """One metric with all its label sets. `kind`: counter (samples end in _total), gauge, histogram, summary."""
 
     def __init__(self, name: str, help_text: str, kind: str) -> None:
         self.name, self.kind = name, kind
@@ -89,7 +109,7 @@ class Family:
         """Rendered; None: out of date."""
         shown = f"{name}_total" if kind == "counter" else name
         self._head = [f"# HELP {shown} {_escape_help(help_text)}", f"# TYPE {shown} {kind}"]
-        self._series: dict[str, Series | Histogram] = {}
+        self._series: dict[str, Series | Histogram | Summary] = {}
         self._created = time.time()
 
     def series(self, labels: Labels | None = None) -> Series:
@@ -112,6 +132,16 @@ class Family:
         assert isinstance(found, Histogram)
         return found
 
+    def summary(self, labels: Labels) -> Summary:
+        """The summary with these labels, made where there is none."""
+        key = label_text(labels)
+        found = self._series.get(key)
+        if found is None:
+            found = self._series[key] = Summary(self)
+            self.text = None
+        assert isinstance(found, Summary)
+        return found
+
     def only(self, labels: Labels, value: float) -> None:
         """This label set and no other (an info metric)."""
         self._series.clear()
@@ -125,7 +155,7 @@ class Family:
         lines = list(self._head)
         name = f"{self.name}_total" if self.kind == "counter" else self.name
         for key, series in self._series.items():
-            if isinstance(series, Histogram):
+            if isinstance(series, (Histogram, Summary)):
                 lines.extend(series.lines(self.name, key))
             else:
                 lines.append(f"{name}{key} {number(series.value)}")

@@ -31,12 +31,12 @@ def test_the_format_parses() -> None:
 
 
 def vllm_source() -> Path:
-    from tests.differential.install import interpreter
+    from fake_workers.vllm_engine.install import interpreter
 
     python = interpreter()
     found = list(Path(python).parents[1].glob("lib/python*/site-packages/vllm/v1/metrics")) if python else []
     if not found:
-        pytest.skip("vLLM's Python sources are not installed: python -m tests.differential.install")
+        pytest.skip("vLLM's Python sources are not installed: python -m fake_workers.vllm_engine.install")
     return found[0]
 
 
@@ -73,6 +73,7 @@ def test_bounds_are_those_of_vllm() -> None:
 
 def test_counts_agree_with_the_calls() -> None:
     with serving(spec(speed=20.0)) as live, live.client() as http:
+        assert http.get("/v1/responses/resp_none").status_code == 404
         usage = []
         for i in range(6):
             body = {"prompt": "the same beginning " * 30 + str(i % 3), "max_tokens": 5 + i, "ignore_eos": True}
@@ -91,6 +92,10 @@ def test_counts_agree_with_the_calls() -> None:
         assert found["vllm:inter_token_latency_seconds_count"] == output - 6
         assert found["vllm:iteration_tokens_total_sum"] == prompt - cached + output
         assert found["vllm:request_params_max_tokens_sum"] == output == found["vllm:request_generation_tokens_sum"]
+        assert found["http_requests_total{handler=/v1/completions,method=POST,status=2xx}"] == 6
+        assert found["http_requests_total{handler=/v1/responses/{response_id},method=GET,status=4xx}"] == 1
+        assert found["http_request_duration_seconds_count{handler=/v1/completions,method=POST}"] == 6
+        assert not [name for name in found if "handler=/health" in name or "handler=/metrics" in name]
         e2e = found["vllm:e2e_request_latency_seconds_sum"]
         parts = [found[f"vllm:request_{p}_time_seconds_sum"] for p in ("queue", "prefill", "decode")]
         assert e2e == pytest.approx(sum(parts), rel=1e-6)
