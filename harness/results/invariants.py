@@ -33,6 +33,28 @@ def _ordered(calls: pl.DataFrame) -> Iterator[Finding]:
         yield "INV-2", f"{name} before an earlier station", earlier
 
 
+_SPLIT: Final = (
+    ("admitted_ns", "prefill_done_ns"),
+    ("transfer_start_ns", "transfer_end_ns"),
+    ("prefill_done_ns", "decode_admitted_ns"),
+    ("transfer_end_ns", "decode_admitted_ns"),
+    ("decode_admitted_ns", "first_token_ns"),
+)
+"""Stations of a call whose prompt was computed elsewhere: (earlier, later). A transfer layer by layer begins before the
+prompt is done.
+"""
+
+
+def _split(calls: pl.DataFrame) -> Iterator[Finding]:
+    split = calls.filter(pl.col("prefill_endpoint").is_not_null())
+    for earlier, later in _SPLIT:
+        yield "INV-2", f"{later} before {earlier}", split.filter(pl.col(later) < pl.col(earlier))
+    moved = pl.col("transfer_tokens") + pl.col("decode_hit_tokens")
+    done = split.filter((pl.col("outcome") == COMPLETED) & pl.col("transfer_tokens").is_not_null())
+    more = done.filter((pl.col("preemptions") == 0) & (moved > pl.col("input_tokens")))
+    yield "INV-4", "more tokens moved and found at the decode worker than the prompt has", more
+
+
 def _complete(calls: pl.DataFrame) -> Iterator[Finding]:
     stations = pl.col(*_PATH, "endpoint", "node")
     done = calls.filter(pl.col("outcome") == COMPLETED)
@@ -82,6 +104,7 @@ def violations(calls: pl.DataFrame, arrived: int | None = None, drained: bool = 
     for check in (
         _conserved(calls, drained),
         _ordered(calls),
+        _split(calls),
         _complete(calls),
         _tokens(calls),
         _shares(calls),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fake_workers.engine.totals import gap_percentile_s
 from fake_workers.pricing.steps import RankBatch
+from harness.results.invariants import violations
 from harness.results.records import COMPLETED, FAILED, TIMED_OUT, digest, to_frame
 from harness.results.split import TTFT_PARTS, split_calls
 from harness.trace.model import Session
@@ -242,6 +244,15 @@ def test_the_parts_of_ttft_sum_to_it() -> None:
     parts = sum(done.select(part.alias("v"))["v"] for part in TTFT_PARTS.values())
     assert (parts == done["first_token_ns"] - done["arrival_ns"]).all()
     assert all((done.select(part.alias("v"))["v"] >= 0).all() for part in TTFT_PARTS.values())
+
+
+def test_runs_hold_the_invariants_and_a_broken_record_is_found() -> None:
+    frame = to_frame(Bed(many(5), 2, 2).run().records)
+    assert violations(frame, len(frame), drained=True) == []
+    late = frame.with_columns(pl.col("decode_admitted_ns") - 10_000_000)
+    assert any(line.startswith("INV-2: decode_admitted_ns before") for line in violations(late))
+    more = frame.with_columns(pl.col("transfer_tokens") + 1000)
+    assert any(line.startswith("INV-4: more tokens moved") for line in violations(more))
 
 
 def test_gaps_between_tokens_are_the_durations_of_steps() -> None:
