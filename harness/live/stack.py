@@ -237,9 +237,6 @@ def plan_stack(experiment: Experiment, folder: Path, tell: Tell = lambda line: N
         raise InputError("cluster.engine.kind", "vLLM's scheduler does not run in live workers", "leave it out")
     if experiment.cache.kind != "none":
         raise InputError("cache.kind", "LMCache does not run below live workers yet", "leave the section cache out")
-    if experiment.cluster.engine.kind != "builtin":
-        what = "vLLM's own scheduler does not run behind live workers"
-        raise InputError("cluster.engine.kind", what, "leave it out")
     pools = plan_pools(experiment)
     model = experiment.model.name or pools[0].profile.model
     folder.mkdir(parents=True, exist_ok=True)

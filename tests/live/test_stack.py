@@ -190,7 +190,7 @@ def test_what_cannot_start_says_why(router_v0100: Path, envoy_program: Path, tmp
         port = taken.getsockname()[1]
         with pytest.raises(InputError, match="in use"):
             plan_stack(experiment(1, live={"gateway_port": port}), tmp_path / "a")
-    with pytest.raises(InputError, match="own scheduler"):
+    with pytest.raises(InputError, match="vLLM.s scheduler"):
         plan_stack(experiment(1, cluster={"engine": {"kind": "vllm", "leaping": False}}), tmp_path / "d")
     router = {"binary": str(router_v0100)}
     no_envoy = experiment(1, live={"envoy": "/nowhere/envoy"}, router=router)
