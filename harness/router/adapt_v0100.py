@@ -231,9 +231,7 @@ def _precise(doc: Document, plugin: Json, coupling: Coupling, out: Adapted, real
     out.tier_weights = tier_weights(indexer, doc.where)
     if indexer.pop("tokenizersPoolConfig", None) is not None:
         out.added.append(f"{name}: tokenizersPoolConfig left out, prompts arrive as token ids")
-    if parameters.get("speculativeIndexing"):
-        parameters["speculativeTTL"] = FOREVER
-        out.added.append(f"{name}: speculativeTTL out of reach (it runs on the wall clock)")
+    leave_out_speculation(parameters, name, out)
     note_pod_cache(indexer, name, coupling, out)
 
 
@@ -266,6 +264,18 @@ def one_token_per_block(coupling: Coupling) -> str:
     if size > coupling.block_tokens:
         words += f" ({size // coupling.block_tokens} engine blocks, an approximation)"
     return words
+
+
+def leave_out_speculation(parameters: Json, name: str, out: Adapted) -> None:
+    """Entries that the router makes of its own decisions live for seconds of the wall clock, which stands still for
+    virtual time, and in its counts they cannot be told from blocks that engines have published.
+    """
+    if parameters.pop("speculativeIndexing", None):
+        parameters.pop("speculativeTTL", None)
+        out.not_simulated.append(
+            f"{name}: speculativeIndexing was left out, its entries live on the wall clock; a prefix is known when the "
+            "engine has published it"
+        )
 
 
 def count_admissions(doc: Document, indexer: Json, name: str, out: Adapted) -> None:

@@ -10,6 +10,7 @@ from harness.router.adapt_v0100 import (
     TIE_BREAK,
     TIE_BREAK_METRIC,
     count_admissions,
+    leave_out_speculation,
     note_pod_cache,
     one_token_per_block,
     tier_weights,
@@ -155,9 +156,7 @@ def _precise(doc: Document, plugin: Json, coupling: Coupling, out: Adapted) -> N
         pool.pop(other, None)
     pool["uds"] = {"socketFile": str(coupling.tokenizer_socket)}
     out.added.append(f"{name}: the harness is the tokenizer service")
-    if parameters.get("speculativeIndexing"):
-        parameters["speculativeTTL"] = FOREVER
-        out.added.append(f"{name}: speculativeTTL out of reach (it runs on the wall clock)")
+    leave_out_speculation(parameters, name, out)
     note_pod_cache(indexer, name, coupling, out)
 
 

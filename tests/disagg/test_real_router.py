@@ -10,6 +10,7 @@ import pytest
 from harness.experiment import Experiment
 from harness.results.records import COMPLETED, CallRecord, to_records
 from harness.results.store import Run
+from harness.router.select import CONFIGS
 from harness.runner import run_experiment
 
 pytestmark = pytest.mark.router
@@ -95,3 +96,12 @@ def test_the_router_learns_of_blocks_from_both_pools(tmp_path: Path, router_v010
     assert all(r.prefill_endpoint == records[f"{r.session}/0"].prefill_endpoint for r in again), "its prefix is there"
     assert all(r.gpu_tokens >= 3200 for r in again)
     assert result.summary["router_truth_gap"]["mean"] == 0
+
+
+def test_a_config_with_speculative_indexing_runs_without_it(tmp_path: Path, router_v0100: Path) -> None:
+    text = (CONFIGS / "v0.10.0" / "pd-prefix.yaml").read_text()
+    config = tmp_path / "speculative.yaml"
+    config.write_text(text.replace("    kvEventsConfig:", "    speculativeIndexing: true\n    kvEventsConfig:"))
+    result = run(tmp_path, "v0.10.0", router_v0100, str(config))
+    records_of(result)
+    assert any("speculativeIndexing" in note for note in result.summary["validity"]["notes"])
