@@ -24,7 +24,7 @@ from harness.live.web import make_page
 _LOOK_S = 0.5
 
 
-def run_live(experiment: Experiment, folder: Path, *, stop: threading.Event | None = None, show: Any = print) -> None:
+def run_live(experiment: Experiment, folder: Path, *, stop: threading.Event | None = None) -> None:
     """Everything up, addresses printed, until a signal (or `stop`); then everything down."""
     page_socket = _claim_page(experiment)
     with page_socket:
@@ -36,7 +36,7 @@ def run_live(experiment: Experiment, folder: Path, *, stop: threading.Event | No
             host, port = page_socket.getsockname()[:2]
             page_url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
             for line in banner(stack, page_url):
-                show(line)
+                print(line, flush=True)
             asyncio.run(_serve(stack, watch, page_socket, stop))
         finally:
             tell("ending")
