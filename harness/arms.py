@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from harness import yaml_text
 from harness.errors import InputError
 from harness.experiment import ARM_NAME, Experiment, put_field, validated
 from harness.router.baselines import BASELINES
@@ -101,7 +102,7 @@ def parse_arm(text: str) -> tuple[str, dict[str, Any] | None]:
                 f"--arm {text}", f"{part.strip()!r} is not of the form a.b=value", "see harness compare -h"
             )
         try:
-            settings[field_name.strip()] = yaml.safe_load(raw)
+            settings[field_name.strip()] = yaml_text.parse(raw)
         except yaml.YAMLError:
             raise InputError(f"--arm {text}", f"the value of {field_name.strip()} is not YAML", "quote it") from None
     return name, settings

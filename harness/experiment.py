@@ -400,7 +400,16 @@ def _reason(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return "unknown key"
     message = str(error["msg"])
+    if error["type"] in ("float_type", "int_type") and _is_number(error["input"]):
+        message += f" (to YAML {error['input']} is text; a number is written like 1.0e-9, without quotes)"
     return message[0].lower() + message[1:]
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and float(value) is not None
+    except ValueError:
+        return False
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -470,7 +479,7 @@ def _override(document: dict[str, Any], text: str) -> None:
     if not sep or not name.strip():
         raise InputError(f"--set {text}", "not of the form a.b=value", "write for example --set cluster.nodes=4")
     try:
-        value = yaml.safe_load(raw)
+        value = yaml_text.parse(raw)
     except yaml.YAMLError:
         raise InputError(f"--set {text}", "the value is not YAML", "quote it") from None
     put_field(document, name, value, f"--set {text}")

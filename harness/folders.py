@@ -9,8 +9,12 @@ from harness.errors import InputError
 
 def fresh_folder(wanted: Path) -> Path:
     """The folder itself, or the first free numbered one, claimed for this command: results are never overwritten."""
+    if wanted.name in ("", ".."):  # `.` and the like have no name to put a number to
+        wanted = wanted.resolve()
     number = 1
     while True:
+        if number > 1 and not wanted.name:
+            raise InputError(f"--out {wanted}", "is not empty", "give another folder")
         folder = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
         try:
             folder.mkdir(parents=True, exist_ok=True)

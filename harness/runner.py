@@ -34,7 +34,7 @@ from harness.load.arrivals import session_starts_ns
 from harness.placement import PoolPlan, plan_pools, price_of, with_nodes
 from harness.progress import Progress, ProgressSink
 from harness.results.runinfo import RunInfo
-from harness.results.store import Run, write_comparison, write_run
+from harness.results.store import COMPARISON, REPORT, Run, write_comparison, write_run
 from harness.results.tier_data import TierData
 from harness.router.select import make_router
 from harness.run_facts import run_info
@@ -344,6 +344,8 @@ def compare(arms: Sequence[Arm], out: Path, *, command: str = "") -> list[Run]:
     keeps the runs that have ended, with their page, and then raises.
     """
     for arm in arms:
+        if arm.name in (REPORT, COMPARISON, "logs"):
+            raise InputError(f"arm {arm.name}", "is what a comparison calls a part of its own", "name it otherwise")
         try:
             check_experiment(arm.experiment, out / arm.name / "logs")
         except InputError as error:

@@ -29,4 +29,12 @@ _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _map
 
 def parse(text: str) -> Any:
     """The document; yaml.YAMLError (with `problem` and `problem_mark`) for what is not YAML or says a key twice."""
-    return yaml.load(text, _UniqueKeys)  # a safe loader: plain data only
+    loader = _UniqueKeys(text)  # a safe loader: plain data only
+    try:
+        return loader.get_single_data()
+    except RecursionError:
+        raise yaml.MarkedYAMLError(problem="nested too deeply") from None
+    except (ValueError, OverflowError) as error:  # PyYAML's own constructors: the date 2024-13-45, 5000 digits
+        raise yaml.MarkedYAMLError(problem=str(error), problem_mark=loader.get_mark()) from None
+    finally:
+        loader.dispose()

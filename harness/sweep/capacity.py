@@ -205,7 +205,9 @@ class CapacitySource:
             if any(search.rung is not None for search in searches.values()):
                 notes.append("the search did not end")
             thin = min((p.calls for p in self.probes if p.arm == arm), default=0)
-            if thin < FEWEST_CALLS:
+            if not thin:
+                notes.append("no call ended in the window of some points, which counts as missed: use a longer trace")
+            elif thin < FEWEST_CALLS:
                 notes.append(f"as few as {thin} calls in a window: use a longer trace")
             edge = [p for p in self.probes if p.arm == arm and p.rate == searches[p.seed].capacity]
             if any(not p.drift.stationary for p in edge):

@@ -131,7 +131,7 @@ def capacity(
     slos = [parse_slo(text) for text in slo]
     base = load_experiment(file, overrides, trace)
     check(base)
-    begin = start or base.load.sessions_per_hour_per_node or 1.0
+    begin = start if start is not None else base.load.sessions_per_hour_per_node or 1.0
     ladder = RateLadder(begin, tolerance, min(low, begin), max(high, begin))
     if arm and router_config:
         raise InputError("--arm", "does not go with --router-config", "set router.config in the arms")

@@ -183,7 +183,8 @@ def claim(folder: Path, specification: Any, record: str) -> None:
 
 def _write_once(file: Path, text: str) -> None:
     """The file with all of its text, unless it is there already; several commands may do this at once."""
-    beside = file.parent.with_name(f".{file.parent.name}.{os.getpid()}")
+    folder = file.parent.resolve()
+    beside = folder.parent / f".{folder.name}.{os.getpid()}"
     beside.write_text(text, encoding="utf-8")
     try:
         os.link(beside, file)

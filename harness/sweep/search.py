@@ -14,6 +14,10 @@ from typing import Final
 
 from harness.errors import InputError
 
+_LOWEST: Final = 1e-6
+_HIGHEST: Final = 1e9
+"""Rates that load.sessions_per_hour_per_node takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class RateLadder:
@@ -27,11 +31,17 @@ class RateLadder:
     def __post_init__(self) -> None:
         if not 0.005 <= self.tolerance <= 1:
             raise InputError("--tolerance", f"{self.tolerance:g} is not within 0.005 to 1", "0.05 means 5 %")
-        if not 0 < self.lowest <= self.start <= self.highest:
+        if not self.lowest <= self.start <= self.highest:
             raise InputError(
                 "--start",
                 f"{self.start:g} is not within --low {self.lowest:g} and --high {self.highest:g}",
                 "widen them",
+            )
+        if not (self.lowest >= _LOWEST and self.highest <= _HIGHEST):
+            raise InputError(
+                "--low, --high, --start",
+                f"{self.lowest:g} to {self.highest:g} sessions/h/node go beyond {_LOWEST:g} to {_HIGHEST:g}",
+                "keep within what load.sessions_per_hour_per_node takes",
             )
 
     def rate(self, rung: int) -> float:

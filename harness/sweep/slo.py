@@ -17,6 +17,7 @@ from harness.results.records import COMPLETED, IN_FLIGHT
 from harness.results.summary import E2E, TTFT, output_rates, percentile_with_failures
 
 _TIMES: Final = {"e2e": E2E, "ttft": TTFT}
+_MOST: Final = 1e9
 _NAME: Final = re.compile(r"(e2e|ttft)_p(\d{1,2})_s|(output_rate)_p(\d{1,2})_tok_s")
 
 
@@ -43,11 +44,11 @@ def parse_slo(text: str) -> Slo:
         limit = float(raw)
     except ValueError:
         limit = float("nan")
-    if not sep or matched is None or not np.isfinite(limit) or limit <= 0:
+    if not sep or matched is None or not 0 < limit <= _MOST:
         raise InputError(
             f"--slo {text}",
             "not a service level",
-            "write e2e_p90_s=300, ttft_p90_s=5 or output_rate_p10_tok_s=8 (any percentile, limit above 0)",
+            "write e2e_p90_s=300, ttft_p90_s=5 or output_rate_p10_tok_s=8 (any percentile, limit above 0, at most 1e9)",
         )
     metric = matched[1] or matched[3]
     return Slo(name.strip(), metric, int(matched[2] or matched[4]), limit)

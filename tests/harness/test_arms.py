@@ -229,3 +229,11 @@ def test_an_experiment_with_arms_still_runs_by_itself(tmp_path: Path) -> None:
     experiment: Experiment = load_experiment(_file(tmp_path))
     run = run_experiment(experiment, tmp_path / "out", show_progress=False)
     assert run.summary["outcome"]["completed"] == 2 and run.summary["settings"] == {}
+
+
+@pytest.mark.parametrize("name", ["report.html", "comparison.json", "logs"])
+def test_an_arm_is_not_called_as_a_file_of_the_comparison(tmp_path: Path, name: str) -> None:
+    arms = arms_of(load_experiment(_file(tmp_path)), [f"{name}:router.kind=random"])
+    with pytest.raises(InputError, match="name it otherwise"):
+        compare(arms, tmp_path / "o")
+    assert not (tmp_path / "o").exists(), "nothing has run"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,27 @@ def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path) -> Non
     path = tmp_path / "e.yaml"
     path.write_text("name: a\ncluster:\n  nodes: 1\n  nodes: 2\n")
     with pytest.raises(InputError, match=r"line 4: key nodes stands twice"):
+        load_experiment(path)
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [("2024-13-45", "line 1: month must be"), ("9" * 5000, "line 1: Exceeds"), ("[" * 5000, "nested too deeply")],
+)
+def test_yaml_that_only_its_own_constructors_refuse(tmp_path: Path, value: str, what: str) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text(f"name: {value}")
+    with pytest.raises(InputError, match=what):
+        load_experiment(path)
+    path.write_text("name: a\ntrace: {path: t}\nmodel: {profile: p}\n")
+    with pytest.raises(InputError, match=f"name={re.escape(value[:8])}.*not YAML"):
+        load_experiment(path, [f"name={value}"])
+
+
+def test_a_number_that_is_text_to_yaml_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text("name: a\ntrace: {path: t}\nmodel: {profile: p}\nload: {until_s: 1e-3}\n")
+    with pytest.raises(InputError, match=r"load.until_s: .* 1e-3 is text"):
         load_experiment(path)
 
 

@@ -43,3 +43,9 @@ def test_interval_is_student_s_on_logarithms() -> None:
     assert math.log2(high) == pytest.approx(2 + half, rel=1e-3)
     assert typical(values) == pytest.approx(4.0)
     assert interval([3.0]) is None
+
+
+@pytest.mark.parametrize(("low", "start", "high"), [(1, 1e300, 1e308), (1e-300, 1, 10), (1, 1, math.inf), (0, 1, 2)])
+def test_rates_that_no_experiment_takes_are_refused(low: float, start: float, high: float) -> None:
+    with pytest.raises(InputError, match="go beyond"):
+        RateLadder(start, 0.05, low, high)

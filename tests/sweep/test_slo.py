@@ -37,7 +37,7 @@ def test_names_and_limits() -> None:
     slo = parse_slo("e2e_p90_s=300")
     assert (slo.metric, slo.percentile, slo.limit, slo.at_most) == ("e2e", 90, 300.0, True)
     assert not parse_slo("output_rate_p10_tok_s=8").at_most
-    for text in ("e2e_p90=3", "e2e_p90_s", "e2e_p90_s=-1", "e2e_p90_s=nan", "speed=3"):
+    for text in ("e2e_p90=3", "e2e_p90_s", "e2e_p90_s=-1", "e2e_p90_s=nan", "e2e_p90_s=1e300", "speed=3"):
         with pytest.raises(InputError):
             parse_slo(text)
 
