@@ -169,6 +169,7 @@ class Simulation:
         self._place = {
             endpoint: (group, rank) for group in self.groups for rank, endpoint in enumerate(group.endpoints)
         }
+        self._longest = max(group.node.config.max_model_len for group in self.groups)
         publishes = caches is not None and config.tier_events and router.reads_kv_events
         self._feed = TierFeed(caches, self.endpoints) if caches is not None and publishes else None
         self._stirred: dict[int, _Group] = {}
@@ -347,13 +348,10 @@ class Simulation:
         if record.call_id not in self._open:
             return
         now = self.clock.now_ns
-        engine = self.config.engine
         if record.input_tokens < 1:
             return self._end(opened, REJECTED, now, "empty prompt")
-        if record.input_tokens + record.requested_output_tokens > engine.max_model_len:
-            # vLLM's own refusal (HTTP 400) of a request that cannot fit
-            what = f"{record.input_tokens} + {record.requested_output_tokens} tokens exceed {engine.max_model_len}"
-            return self._end(opened, REJECTED, now, what)
+        if self._too_long(opened, self._longest, record.requested_output_tokens):
+            return
         runs = opened.session.prompts.runs(opened.index)
         make = partial(self._request, opened, runs)
         phase = self.router.phase_header
@@ -363,6 +361,8 @@ class Simulation:
             if decision is not None:
                 record.routed_ns = now
                 assert decision.endpoint is not None
+                if self._too_long(opened, self._limit(decision.endpoint), 1):
+                    return
                 self._split(opened, make, decision.endpoint, partial(self._place_decode, opened, runs, phase))
             return
         decision = self._decide(opened, runs)
@@ -370,11 +370,30 @@ class Simulation:
             return
         record.routed_ns = now
         chosen = self._placed(opened, runs, decision)
-        if decision.prefill_endpoint is None:
+        prefill = decision.prefill_endpoint
+        if prefill is not None and self._too_long(opened, self._limit(prefill), 1):
+            return
+        if self._too_long(opened, self._limit(chosen), record.requested_output_tokens):
+            return
+        if prefill is None:
             opened.request = make(record.requested_output_tokens)
             self._submit(chosen, opened.request)
         else:
-            self._split(opened, make, decision.prefill_endpoint, lambda: chosen)
+            self._split(opened, make, prefill, lambda: chosen)
+
+    def _limit(self, endpoint: int) -> int:
+        """Longest prompt plus output of an endpoint's engine, tokens; pools may differ."""
+        return self._place[endpoint][0].node.config.max_model_len
+
+    def _too_long(self, opened: _Open, limit: int, output_tokens: int) -> bool:
+        """vLLM refuses (HTTP 400) what cannot fit; a request for prefill alone asks for one token."""
+        record = opened.record
+        if record.input_tokens + output_tokens <= limit:
+            return False
+        self._leave_router(opened)
+        what = f"{record.input_tokens} + {output_tokens} tokens exceed {limit}"
+        self._end(opened, REJECTED, self.clock.now_ns, what)
+        return True
 
     def _decide(
         self, opened: _Open, runs: PromptRuns, stream: str = "", headers: dict[str, str] | None = None
@@ -422,7 +441,12 @@ class Simulation:
     def _place_decode(self, opened: _Open, runs: PromptRuns, phase: str) -> int | None:
         """The coordinator's second phase."""
         decision = self._decide(opened, runs, "", {phase: "decode"})
-        return None if decision is None else self._placed(opened, runs, decision)
+        if decision is None:
+            return None
+        chosen = self._placed(opened, runs, decision)
+        if self._too_long(opened, self._limit(chosen), opened.record.requested_output_tokens):
+            return None
+        return chosen
 
     def _split(
         self,

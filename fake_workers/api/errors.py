@@ -75,7 +75,8 @@ def overloaded(message: str) -> ApiError:
 
 
 def error_body(message: str, kind: str, status: int, where: str | None = None) -> dict[str, Any]:
-    """The error object."""
+    """The error object. What a client sent may hold lone surrogates, which are no UTF-8."""
+    message = message.encode("utf-8", "backslashreplace").decode()
     return {"error": {"message": message, "type": kind, "param": where, "code": status}}
 
 

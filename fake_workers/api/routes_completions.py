@@ -29,6 +29,8 @@ from fake_workers.api.streaming import (
 from fake_workers.api.worker import Call, Extras, Worker
 
 _MOST_CHOICES = 16384
+_MOST_LOGPROBS = 20
+"""vLLM's default of --max-logprobs."""
 
 
 def routes(worker: Worker) -> APIRouter:
@@ -39,6 +41,7 @@ def routes(worker: Worker) -> APIRouter:
     async def completions(body: CompletionRequest, request: Request) -> Response:
         worker.check_model(body.model)
         check_sampling(body)
+        check_logprobs(worker, body.logprobs)
         prompts = completion_prompts(worker, body)
         prompts = [worker.check_prompt(prompt, body.truncate_prompt_tokens) for prompt in prompts]
         wanted = 1 if body.echo and body.max_tokens == 0 else body.max_tokens
@@ -54,6 +57,7 @@ def routes(worker: Worker) -> APIRouter:
     async def chat(body: ChatRequest, request: Request) -> Response:
         worker.check_model(body.model)
         check_sampling(body)
+        check_logprobs(worker, body.top_logprobs if body.logprobs else None)
         prompt = worker.check_prompt(chat_prompt(worker, body), body.truncate_prompt_tokens)
         wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         name = "max_completion_tokens" if body.max_completion_tokens is not None else "max_tokens"
@@ -100,9 +104,8 @@ def chat_prompt(worker: Worker, body: ChatRequest) -> list[int]:
     return worker.encode_chat(body.messages, body.add_generation_prompt and not body.continue_final_message)
 
 
-def check_sampling(body: Common) -> None:
-    """vLLM's own limits on sampling parameters."""
-    n = 1 if body.n is None else body.n
+def check_choices(n: int) -> None:
+    """How many answers a request may ask for."""
     if n < 1:
         raise ApiError(f"n must be at least 1, got {n}.")
     if n > _MOST_CHOICES:
@@ -110,6 +113,24 @@ def check_sampling(body: Common) -> None:
             f"n must be at most {_MOST_CHOICES}, got {n}. To increase this limit, set the VLLM_MAX_N_SEQUENCES "
             "environment variable."
         )
+
+
+def check_logprobs(worker: Worker, wanted: int | None) -> None:
+    """vLLM's --max-logprobs; -1 asks for the whole vocabulary."""
+    if not wanted:
+        return
+    number = len(worker.tokenizer.words) if wanted == -1 else wanted
+    if number > _MOST_LOGPROBS:
+        raise ApiError(
+            f"Requested sample logprobs of {number}, which is greater than max allowed: {_MOST_LOGPROBS}",
+            where="logprobs",
+            value=number,
+        )
+
+
+def check_sampling(body: Common) -> None:
+    """vLLM's own limits on sampling parameters."""
+    check_choices(1 if body.n is None else body.n)
     if body.temperature is not None and (not math.isfinite(body.temperature) or body.temperature < 0):
         raise ApiError(
             f"temperature must be non-negative, got {body.temperature}.", where="temperature", value=body.temperature

@@ -20,7 +20,7 @@ from fake_workers.api.protocol import (
     TokenizeRequest,
 )
 from fake_workers.api.requests import base_request_id, json_only, priority_of
-from fake_workers.api.routes_completions import chat_prompt, completion_prompts, counted
+from fake_workers.api.routes_completions import chat_prompt, check_choices, completion_prompts, counted
 from fake_workers.api.routes_messages import conversation as message_conversation
 from fake_workers.api.routes_responses import conversation as response_conversation
 from fake_workers.api.streaming import EventStream, ending, follow, ids_of, sequences, sse, text_of, usage
@@ -74,6 +74,7 @@ def routes(worker: Worker) -> APIRouter:
     @router.post("/inference/v1/generate")
     async def generate(body: GenerateRequest, request: Request) -> Response:
         wanted = body.sampling_params
+        check_choices(wanted.n)
         prompt = worker.check_prompt(body.token_ids)
         limit = worker.output_limit(prompt, wanted.max_tokens)
         stop = [wanted.stop] if isinstance(wanted.stop, str) else list(wanted.stop or [])

@@ -395,3 +395,29 @@ def until(condition: Any, limit_s: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < end, "not in time"
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/v1/completions", {"prompt": "a", "logprobs": 10**9}, "Requested sample logprobs of 1000000000, which is"),
+        ("/v1/completions", {"prompt": "a", "logprobs": -1}, "which is greater than max allowed: 20"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 21},
+            "Requested sample logprobs of 21, which is greater than max allowed: 20",
+        ),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 0}}, "n must be at least 1"),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"n": 10**9}}, "n must be at most 16384"),
+    ],
+)
+def test_what_would_keep_the_worker_busy_for_ever_is_refused(
+    http: httpx.Client, path: str, body: dict[str, Any], message: str
+) -> None:
+    found = http.post(path, json=body)
+    assert found.status_code == 400 and message in found.json()["error"]["message"]
+
+
+def test_a_lone_surrogate_gets_an_error_object(http: httpx.Client) -> None:
+    found = http.post("/v1/completions", content=b'{"model": "\\ud800", "prompt": "a"}', headers=JSON)
+    assert found.status_code == 404 and "\\ud800" in found.json()["error"]["message"]

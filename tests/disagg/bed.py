@@ -55,6 +55,8 @@ class Bed:
         router: Any = None,
         blocks: int = 400,
         decode_blocks: int | None = None,
+        longest: int = 1000,
+        decode_longest: int = 1000,
         wired: bool = True,
         caches: Any = None,
         clock: VirtualClock | None = None,
@@ -78,18 +80,18 @@ class Bed:
         )
         self.shared = Disaggregation(self.kv, self.clock, self.endpoints)
 
-        def engine(count: int) -> SchedulerConfig:
+        def engine(count: int, longest: int) -> SchedulerConfig:
             return SchedulerConfig(
                 num_gpu_blocks=count,
                 block_tokens=4,
                 max_num_batched_tokens=config.pop("budget", 64),
                 max_num_seqs=4,
-                max_model_len=1000,
+                max_model_len=longest,
                 async_scheduling=config.get("is_async", True),
             )
 
-        kinds = [GroupKind(SimplePrice(), engine(blocks)) for _ in range(prefill)]
-        kinds += [GroupKind(SimplePrice(), engine(decode_blocks or blocks)) for _ in range(decode)]
+        kinds = [GroupKind(SimplePrice(), engine(blocks, longest)) for _ in range(prefill)]
+        kinds += [GroupKind(SimplePrice(), engine(decode_blocks or blocks, decode_longest)) for _ in range(decode)]
         config.pop("is_async", None)
         self.router = router or BaselineRouter("round_robin", self.endpoints, 1)
         self.simulation = Simulation(

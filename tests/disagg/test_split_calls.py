@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fake_workers.engine.totals import gap_percentile_s
 from fake_workers.pricing.steps import RankBatch
 from harness.results.invariants import violations
-from harness.results.records import COMPLETED, FAILED, TIMED_OUT, digest, to_frame
+from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, digest, to_frame
 from harness.results.split import TTFT_PARTS, split_calls
 from harness.trace.model import Session
 from tests.disagg.bed import BYTES_PER_TOKEN, MS, WIRE, Bed, call
@@ -264,3 +264,17 @@ def test_gaps_between_tokens_are_the_durations_of_steps() -> None:
     median_s = gap_percentile_s(gaps.gaps, 50)
     assert median_s is not None and abs(median_s * 1e9 / sorted(durations)[4] - 1) < 0.01
     assert gap_percentile_s({}, 50) is None
+
+
+@pytest.mark.parametrize(
+    ("longest", "decode_longest", "outcome"),
+    [(60, 1000, REJECTED), (61, 1000, COMPLETED), (1000, 69, REJECTED), (1000, 70, COMPLETED), (69, 69, REJECTED)],
+)
+def test_each_pool_has_its_own_limit_of_length(longest: int, decode_longest: int, outcome: str) -> None:
+    """60 tokens of prompt and 10 of output: the prefill request asks for one token, the decode request for all."""
+    bed = Bed(one(60, 10), longest=longest, decode_longest=decode_longest)
+    (record,) = bed.run().records
+    assert record.outcome == outcome
+    if outcome == REJECTED:
+        assert "tokens exceed" in record.message
+    assert bed.router.stats()["in_flight"] == 0
