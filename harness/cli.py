@@ -213,6 +213,35 @@ def profile_build(
         print(path)
 
 
+@profile_app.command("import")
+def profile_import(
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE/tpN", help="A tp<N> folder of an LLMServingSim profile.")],
+    config: Annotated[Path, typer.Option("--config", metavar="CONFIG.json", help="The model's Hugging Face config.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of CSV tables to write.")],
+    kv_tokens: Annotated[int, typer.Option(min=0, help="Tokens that fit the KV memory; 0: not known.")] = 0,
+    max_model_len: Annotated[int | None, typer.Option(min=1, help="Default: that of the config.")] = None,
+    collectives: Annotated[
+        str | None, typer.Option(metavar="GPU_OR_CSV", help="Measured all-reduce; needed for tensor parallelism.")
+    ] = None,
+) -> None:
+    """Layer times as LLMServingSim's profiler writes them into tables for `profile:`."""
+    from fake_workers.pricing.bundle import import_bundle, read_shape
+    from fake_workers.pricing.collectives import load_collectives
+    from fake_workers.pricing.registry import load_profile
+
+    import_bundle(
+        bundle,
+        read_shape(config),
+        out,
+        name=out.name,
+        kv_capacity_tokens=kv_tokens,
+        max_model_len=max_model_len,
+        collectives=load_collectives(collectives) if collectives else None,
+    )
+    load_profile(f"{out}/")
+    print(out)
+
+
 @profile_app.command("collectives")
 def profile_collectives(
     gpu: Annotated[str | None, typer.Argument(metavar="GPU_OR_CSV", help="One GPU type; default: all.")] = None,

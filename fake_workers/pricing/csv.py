@@ -1,12 +1,13 @@
 """A step-time profile from a user's own measurements: a folder of CSV tables.
 
-The layout follows LLMServingSim's profiles, so what its profiler writes needs little change:
+The layout follows LLMServingSim's profiles (`harness profile import` makes such a folder of one of its bundles):
 
     attention.csv  prefill_chunk,kv_prefill,n_decode,kv_decode,time_us
                    attention of one step: either one prefill chunk of prefill_chunk tokens on kv_prefill
                    cached ones (n_decode 0), or n_decode decodes of kv_decode context tokens each
-                   (prefill_chunk 0). Rows of each kind form a full grid. Rows with both parts at once are
-                   refused: parts are added.
+                   (prefill_chunk 0). Rows of each kind form a full grid. Optional rows with both parts at once,
+                   at every point of the decode grid or its smaller batches: decodes beside a chunk are priced at
+                   the median of what they add to the chunk's own row; without them parts are added
     dense.csv      tokens,time_us[,decode_only]
                    everything else of one rank for a batch of `tokens` tokens, collectives included;
                    decode_only 1 for steps without prefill (CUDA graphs), 0 otherwise; without the column rows
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import csv
 import math
+import statistics
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -39,19 +41,22 @@ _NUMBERS: Mapping[str, int | None] = {
     "kv_capacity_tokens": 0, "block_tokens": 16, "max_model_len": None,
 }  # fmt: skip
 _TEXTS = ("name", "gpu", "model", "source")
+_Grid = tuple[list[int], list[int], list[list[int]]]
 
 
 def read_csv_profile(folder: Path) -> StepProfile:
     """Read and check a folder of tables; the first thing wrong is reported with file, line and column."""
     meta = _read_meta(folder / "profile.yaml")
-    context, decode = _read_attention(folder / "attention.csv")
+    context, decode, mixed_ns = _read_attention(folder / "attention.csv")
     dense, dense_decode = _read_curves(folder / "dense.csv")
     moe_path = folder / "moe.csv"
     nothing: tuple[list[int], list[int]] = ([], [])
     moe, moe_decode = _read_curves(moe_path) if moe_path.exists() else (nothing, nothing)
     new, cached, context_ns = context
     batches, contexts, decode_ns = decode
-    tables = Tables(new, cached, context_ns, [], *dense, *dense_decode, *moe, *moe_decode, batches, contexts, decode_ns)
+    tables = Tables(
+        new, cached, context_ns, [], *dense, *dense_decode, *moe, *moe_decode, batches, contexts, decode_ns, mixed_ns
+    )
     check_tables(tables, str(folder), "correct the measurements in that table")
     return StepProfile(
         name=meta["name"],
@@ -148,29 +153,76 @@ def _rows(path: Path, columns: tuple[str, ...], optional: tuple[str, ...] = ()) 
     return out
 
 
-_Grid = tuple[list[int], list[int], list[list[int]]]
-
-
-def _read_attention(path: Path) -> tuple[_Grid, _Grid]:
-    """(new, cached, ns) of the prefill rows and (batch, context, ns) of the decode rows."""
+def _read_attention(path: Path) -> tuple[_Grid, _Grid, list[list[int]]]:
+    """(new, cached, ns) of the prefill rows, (batch, context, ns) of the decode rows, ns of decodes beside a chunk."""
     prefill: dict[tuple[int, int], tuple[int, int]] = {}
     decode: dict[tuple[int, int], tuple[int, int]] = {}
+    mixed: dict[tuple[int, int, int, int], tuple[int, int]] = {}
     for line, row in _rows(path, _ATTENTION):
         chunk, batch = int(row["prefill_chunk"]), int(row["n_decode"])
+        cached, context = int(row["kv_prefill"]), int(row["kv_decode"])
         place = f"{path} line {line}"
-        if (chunk > 0) == (batch > 0):
+        if not chunk and not batch:
             raise InputError(
-                f"{place} column prefill_chunk",
-                "a row measures either a prefill chunk or decodes",
-                "set prefill_chunk or n_decode to 0 and measure the parts apart",
+                f"{place} column prefill_chunk", "neither a chunk nor decodes", "set prefill_chunk or n_decode"
             )
-        table, key = (prefill, (chunk, int(row["kv_prefill"]))) if chunk else (decode, (batch, int(row["kv_decode"])))
-        if batch and key[1] < 1:
+        if batch and context < 1:
             raise InputError(f"{place} column kv_decode", "a decode has a context of at least 1 token", "correct it")
-        if key in table:
-            raise InputError(place, f"repeats the point of line {table[key][0]}", "keep one of the two")
-        table[key] = (line, round(row["time_us"] * 1000))
-    return _grid(path, prefill, "prefill_chunk", "kv_prefill"), _grid(path, decode, "n_decode", "kv_decode")
+        value = (line, round(row["time_us"] * 1000))
+        before: tuple[int, int] | None
+        if chunk and batch:
+            before = mixed.get((chunk, cached, batch, context))
+            mixed[chunk, cached, batch, context] = value
+        else:
+            table, key = (prefill, (chunk, cached)) if chunk else (decode, (batch, context))
+            before = table.get(key)
+            table[key] = value
+        if before is not None:
+            raise InputError(place, f"repeats the point of line {before[0]}", "keep one of the two")
+    new, decodes = _grid(path, prefill, "prefill_chunk", "kv_prefill"), _grid(path, decode, "n_decode", "kv_decode")
+    return new, decodes, _beside_a_chunk(path, prefill, decodes, mixed)
+
+
+def _beside_a_chunk(
+    path: Path,
+    prefill: Mapping[tuple[int, int], tuple[int, int]],
+    decodes: _Grid,
+    mixed: Mapping[tuple[int, int, int, int], tuple[int, int]],
+) -> list[list[int]]:
+    """What decodes add to a chunk's attention, on the decode grid; empty without measurements.
+
+    Attention kernels that take chunks and decodes in one launch do not add up: decodes get the chunk's tiling. The
+    addition hardly depends on the chunk (a tenth over chunks of 16 to 512 tokens on the GPUs looked at), so its median
+    is taken, held so that it never falls with the context. A batch that no mixed row has
+    (it would not fit a step) keeps the ratio of the largest one that has.
+    """
+    if not mixed:
+        return []
+    found: dict[tuple[int, int], list[int]] = {}
+    for (chunk, cached, batch, context), (line, time_ns) in mixed.items():
+        if (chunk, cached) not in prefill:
+            what = f"no row of the chunk {chunk} on {cached} alone"
+            raise InputError(f"{path} line {line}", what, "add it: decodes beside it are priced by the difference")
+        found.setdefault((batch, context), []).append(time_ns - prefill[chunk, cached][1])
+    batches, contexts, alone = decodes
+    rows: list[list[int]] = []
+    for i, batch in enumerate(batches):
+        have = [context for context in contexts if (batch, context) in found]
+        if have and have != contexts:
+            missing = next(context for context in contexts if context not in have)
+            raise InputError(f"{path} columns n_decode, kv_decode", f"no mixed row for {batch}, {missing}",
+                             "measure the mixed rows at every point of the decode grid")  # fmt: skip
+        if not have and not rows:
+            raise InputError(f"{path} column n_decode", f"no mixed row for {batch}", "begin with the smallest batch")
+        row, floor = [], 1
+        for j, context in enumerate(contexts):
+            added = statistics.median_low(found[batch, context]) if have else 0
+            if not have:
+                added = alone[i][j] * rows[-1][j] // alone[i - 1][j]
+            floor = max(floor, added)
+            row.append(floor)
+        rows.append(row)
+    return rows
 
 
 def _grid(path: Path, points: dict[tuple[int, int], tuple[int, int]], outer: str, inner: str) -> _Grid:

@@ -55,6 +55,8 @@ class Tables:
     moe_ns            routed experts with dispatch and combine, over the tokens of ALL ranks of the group;
                       empty for models without experts
     decode_ns[i][j]   decode attention of decode_batch[i] requests of decode_context[j] tokens each
+    decode_mixed_ns   the same decodes in a step that also holds a prefill chunk: what they add to the chunk's own
+                      attention. Empty: not measured, same as decode_ns
     """
 
     context_new: list[int]
@@ -72,6 +74,7 @@ class Tables:
     decode_batch: list[int]
     decode_context: list[int]
     decode_ns: list[list[int]]
+    decode_mixed_ns: list[list[int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ class StepProfile:
         self._moe_decode = LogCurve(t.moe_decode_tokens, t.moe_decode_ns) if t.moe_decode_tokens else None
         self._log_batch = [math.log(b) for b in t.decode_batch]
         self._log_decode = [[math.log(v) for v in row] for row in t.decode_ns]
+        self._log_mixed = [[math.log(v) for v in row] for row in t.decode_mixed_ns]
         limit = self.limits.decode_context_tokens
         self._measured_cells = sum(1 for c in t.decode_context[1:] if c <= limit)
         self._context_memo: dict[tuple[int, int], int] = {}
@@ -128,6 +132,7 @@ class StepProfile:
         self._dense_memo: dict[tuple[int, bool], int] = {}
         self._moe_memo: dict[tuple[int, bool], int] = {}
         self._rows: dict[int, DecodeRow] = {}
+        self._mixed_rows: dict[int, DecodeRow] = {}
 
     def calibrated(self, calibration: Calibration) -> StepProfile:
         """The same tables under another calibration (none of the memos are shared)."""
@@ -218,14 +223,23 @@ class StepProfile:
         """
         row = self._rows.get(batch)
         if row is None:
-            row = self._rows[batch] = self._make_row(batch)
+            row = self._rows[batch] = self._make_row(batch, self._log_decode)
         return row
 
-    def _make_row(self, batch: int) -> DecodeRow:
+    def mixed_decode_row(self, batch: int) -> DecodeRow:
+        """The same in a step that also holds prefill chunks: what the decodes add to the chunks' attention."""
+        if not self._log_mixed:
+            return self.decode_row(batch)
+        row = self._mixed_rows.get(batch)
+        if row is None:
+            row = self._mixed_rows[batch] = self._make_row(batch, self._log_mixed)
+        return row
+
+    def _make_row(self, batch: int, table: list[list[float]]) -> DecodeRow:
         self._note("decode batch", batch, self.limits.decode_batch)
         log_batch = math.log(batch)
         i, f = cell(self._log_batch, log_batch)
-        low, high = self._log_decode[i], self._log_decode[i + 1]
+        low, high = table[i], table[i + 1]
         prices: list[int] = []
         floor = 0
         for a, b in zip(low, high, strict=True):
@@ -268,6 +282,8 @@ def save_profile(profile: StepProfile, path: Path) -> None:
     meta = {key: getattr(profile, key) for key in _META}
     meta |= {"format": FORMAT, "layout": asdict(profile.layout), "limits": asdict(profile.limits)}
     arrays: dict[str, Any] = {key: np.asarray(value, dtype=np.int64) for key, value in asdict(profile.tables).items()}
+    if not profile.tables.decode_mixed_ns:
+        del arrays["decode_mixed_ns"]
     text = json.dumps(meta, indent=1, sort_keys=True, ensure_ascii=False)
     arrays["meta"] = np.frombuffer(text.encode(), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -342,8 +358,10 @@ def check_tables(tables: Tables, where: str, remedy: str = "build the profile ag
     }
     if tables.context_work_ns:
         grids["context_work_ns"] = (tables.context_work_ns, tables.context_new, tables.context_cached)
+    if tables.decode_mixed_ns:
+        grids["decode_mixed_ns"] = (tables.decode_mixed_ns, tables.decode_batch, tables.decode_context)
     for name, (rows, outer, inner) in grids.items():
         if len(rows) != len(outer):
             fail(f"{name} has {len(rows)} rows for {len(outer)} grid points")
         for i, row in enumerate(rows):
-            prices(f"{name}[{i}]", row, len(inner), (lambda a, b: b < a) if name == "decode_ns" else None)
+            prices(f"{name}[{i}]", row, len(inner), (lambda a, b: b < a) if name.startswith("decode") else None)

@@ -6,8 +6,9 @@ parallel MoE). Its step lasts as long as the slowest rank's own part plus the pa
     step = max over ranks (attention_r + dense_r) + moe(tokens of all ranks) + per-step overhead
 
 Attention of a rank is that of its prefill chunks, each priced on its own cached prefix, plus one decode term
-over (number of decodes, sum of their contexts). Dense and MoE parts run once over all tokens of the batch; a
-batch without prefill tokens uses the decode rows of the tables (CUDA graphs), any other the prefill rows.
+over (number of decodes, sum of their contexts), dearer beside a chunk where that was measured. Dense and MoE parts
+run once over all tokens of the batch; a batch without prefill tokens uses the decode rows of the tables (CUDA
+graphs), any other the prefill rows.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def step_ns(profile: StepProfile, ranks: Sequence[RankBatch]) -> int:
         elif not decodes:
             continue
         if decodes:
-            cost += profile.decode_row(decodes).price_ns(context_tokens)
+            row = profile.mixed_decode_row(decodes) if prefills else profile.decode_row(decodes)
+            cost += row.price_ns(context_tokens)
         cost += profile.dense_ns(own, not prefills) + per_seq_ns * (decodes + len(prefills))
         tokens += own
         if cost > slowest:

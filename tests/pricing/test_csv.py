@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fake_workers.errors import InputError
+from fake_workers.pricing.profile import save_profile
 from fake_workers.pricing.registry import load_profile
 from fake_workers.pricing.steps import DecodeLeap, RankBatch, step_ns
 
@@ -87,8 +89,8 @@ def test_moe_table_is_optional(folder: Path) -> None:
         (
             "attention.csv",
             "128,0,0,0,10",
-            "128,0,4,9,10",
-            "line 2 column prefill_chunk: a row measures either",
+            "2,7,1,128,10\n128,0,0,0,10",
+            "line 2: no row of the chunk 2 on 7 alone",
         ),
         ("attention.csv", "128,4096,0,0,20", "128,0,0,0,20", "line 3: repeats the point of line 2"),
         ("attention.csv", "128,4096,0,0,20\n", "", "no row for 128, 4096; measure the full grid"),
@@ -134,4 +136,33 @@ def test_decode_only_column_needs_both_kinds(folder: Path) -> None:
         load_profile(folder)
     (folder / "dense.csv").write_text("tokens,time_us,decode_only\n1,5,2\n")
     with pytest.raises(InputError, match="column decode_only: 2 is neither 0 nor 1"):
+        load_profile(folder)
+
+
+def test_decodes_beside_a_chunk(folder: Path) -> None:
+    """Mixed rows price decodes in steps with a chunk by what they add to it (median); pure decode steps stay."""
+    rows = (
+        "1024,0,1,128,107\n1024,0,1,8192,130\n128,0,1,128,19\n128,0,1,8192,45\n128,4096,1,128,29\n128,4096,1,8192,50\n"
+    )
+    plain = load_profile(folder)
+    (folder / "attention.csv").write_text(ATTENTION + rows)
+    profile = load_profile(folder)
+    assert profile.tables.decode_mixed_ns[0] == [9_000, 30_000]
+    # no mixed row holds 8 decodes: the ratio of the largest batch that one has, 9 to 5 and 30 to 15
+    assert profile.tables.decode_mixed_ns[1] == [18_000, 101_000]
+    mixed, pure = [RankBatch(((128, 0),), 1, 128)], [RankBatch((), 1, 128)]
+    assert step_ns(profile, mixed) - step_ns(plain, mixed) == 4_000
+    assert step_ns(profile, pure) == step_ns(plain, pure)
+    # kept in a profile file; without mixed rows the file is as before
+    save_profile(profile, folder / "kept.npz")
+    assert load_profile(folder / "kept.npz").tables == profile.tables
+    save_profile(plain, folder / "plain.npz")
+    assert load_profile(folder / "plain.npz").tables == plain.tables
+    with np.load(folder / "plain.npz") as kept:
+        assert "decode_mixed_ns" not in kept.files
+
+
+def test_mixed_rows_need_the_decode_grid(folder: Path) -> None:
+    (folder / "attention.csv").write_text(ATTENTION + "1024,0,1,128,107\n")
+    with pytest.raises(InputError, match="no mixed row for 1, 8192"):
         load_profile(folder)

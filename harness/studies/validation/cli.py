@@ -16,6 +16,7 @@ from harness.errors import InputError
 from harness.runner import command_line
 from harness.studies.validation import silicon
 from harness.studies.validation.longcontext import longcontext_document, longcontext_markdown, run_longcontext
+from harness.studies.validation.replay import replay_document, replay_markdown, run_replay
 from harness.studies.validation.text import markdown as validation_markdown
 
 TITLE = "Measured TTFT and TPOT against the engine on raw and on corrected tables; long context"
@@ -25,7 +26,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stand
 
 def study_validation(
     scale: Annotated[str, typer.Option(help="small: up to 8 clients; full: all measured points.")] = "full",
-    part: Annotated[str, typer.Option(help="silicon, longcontext or all.")] = "all",
+    part: Annotated[str, typer.Option(help="silicon, longcontext, llmservingsim or all.")] = "all",
     group: Annotated[
         list[str] | None, typer.Option("--group", help="Only groups whose name holds this; repeatable.")
     ] = None,
@@ -37,12 +38,12 @@ def study_validation(
 ) -> None:
     """Measured serving points through the engine: predicted against measured, per model, GPU and engine."""
     _check("--scale", scale, ("small", "full"))
-    _check("--part", part, ("silicon", "longcontext", "all"))
+    _check("--part", part, ("silicon", "longcontext", "llmservingsim", "all"))
     folder = out or Path("runs") / f"study-validation-{scale}"
     command = command_line("harness", *sys.argv[1:])
     texts: list[str] = []
     document: dict[str, Any] = {"study": "validation", "scale": scale, "command": command}
-    if part != "longcontext":
+    if part in ("silicon", "all"):
         groups = silicon.chosen_groups(group or ())
         if not groups:
             raise InputError("--group", "no group of that name", "see harness/studies/data/silicon/groups.yaml")
@@ -56,10 +57,14 @@ def study_validation(
         scores = silicon.scores(groups, results)
         document["silicon"] = silicon.document(groups, results)
         texts.append(validation_markdown(scores, {g.name: g.note for g in groups if g.note}, results, points))
-    if part != "silicon":
+    if part in ("longcontext", "all"):
         compared, sources = run_longcontext()
         document["longcontext"] = longcontext_document(compared, sources)
         texts.append(longcontext_markdown(compared, sources))
+    if part in ("llmservingsim", "all"):
+        replayed = run_replay()
+        document["llmservingsim"] = replay_document(replayed)
+        texts.append(replay_markdown(replayed))
     folder.mkdir(parents=True, exist_ok=True)
     (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n")
     (folder / TABLE).write_text("\n".join(texts))
