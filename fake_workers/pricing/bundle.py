@@ -8,7 +8,8 @@ What is changed on the way, and nothing else:
 - a prefill chunk's row that misses some prefixes of the others is filled linearly along its own prefixes;
 - decode attention that falls with the context by up to 5 % (noise) is raised to what a shorter context takes; beyond
   that the bundle is refused;
-- of rows with a chunk and decodes at once those on no cached prefix are kept (others add the same within a tenth);
+- of rows with a chunk and decodes at once those on no cached prefix are kept (large batches of decodes add the
+  same to others within a tenth, small ones up to a launch more);
 - steps with prefill take the head (`lm_head`, `sampler`) of one sequence: how many sequences a step holds is no axis of
   a table over tokens. 128 sequences instead take 3 % of the head longer, 0.06 ms a step (Llama-8B, RTX PRO 6000).
 """

@@ -192,8 +192,8 @@ def _beside_a_chunk(
     """What decodes add to a chunk's attention, on the decode grid; empty without measurements.
 
     Attention kernels that take chunks and decodes in one launch do not add up: decodes get the chunk's tiling. The
-    addition hardly depends on the chunk (a tenth over chunks of 16 to 512 tokens on the GPUs looked at), so its median
-    is taken, held so that it never falls with the context. A batch that no mixed row has
+    addition depends little on the chunk (128 decodes, GPUs looked at: a tenth from 16 to 512 tokens, half more at 2,048),
+    so its median is taken, held so that it never falls with the context. A batch that no mixed row has
     (it would not fit a step) keeps the ratio of the largest one that has.
     """
     if not mixed:
