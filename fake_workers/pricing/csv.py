@@ -192,7 +192,7 @@ def _beside_a_chunk(
     """What decodes add to a chunk's attention, on the decode grid; empty without measurements.
 
     Attention kernels that take chunks and decodes in one launch do not add up: decodes get the chunk's tiling. The
-    addition depends little on the chunk (128 decodes, GPUs looked at: a tenth from 16 to 512 tokens, half more at 2,048),
+    addition depends little on the chunk (at 128 decodes a tenth from 16 to 512 tokens, half more at 2,048),
     so its median is taken, held so that it never falls with the context. A batch that no mixed row has
     (it would not fit a step) keeps the ratio of the largest one that has.
     """
