@@ -18,8 +18,8 @@ async def json_only(request: Request) -> None:
 
 
 def base_request_id(request: Request, default: str) -> str:
-    """The client's X-Request-Id, or the body's id."""
-    return request.headers.get("x-request-id") or default
+    """The client's X-Request-Id, or the body's id (a lone surrogate in it is no UTF-8 and could not be answered)."""
+    return request.headers.get("x-request-id") or default.encode("utf-8", "backslashreplace").decode()
 
 
 def priority_of(request: Request, default: int) -> int:

@@ -176,8 +176,9 @@ class Worker:
             prompt = prompt[-keep:] if keep else []
         if not prompt:
             raise ApiError("The decoder prompt cannot be empty", where="prompt")
-        if max(prompt) > _MOST_TOKEN_ID:
-            raise ApiError(f"Token id {max(prompt)} is out of vocabulary")
+        for token_id in (min(prompt), max(prompt)):
+            if not 0 <= token_id <= _MOST_TOKEN_ID:
+                raise ApiError(f"Token id {token_id} is out of vocabulary")
         if len(prompt) > self.max_model_len:
             raise ApiError(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt contains "

@@ -419,5 +419,13 @@ def test_what_would_keep_the_worker_busy_for_ever_is_refused(
 
 
 def test_a_lone_surrogate_gets_an_error_object(http: httpx.Client) -> None:
+    content = b'{"prompt": "a", "max_tokens": 1, "request_id": "\\ud800"}'
+    assert http.post("/v1/completions", content=content, headers=JSON).json()["id"] == "cmpl-\\ud800"
     found = http.post("/v1/completions", content=b'{"model": "\\ud800", "prompt": "a"}', headers=JSON)
     assert found.status_code == 404 and "\\ud800" in found.json()["error"]["message"]
+
+
+def test_a_negative_token_id_is_out_of_vocabulary(http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "kv_transfer_params": {"prompt_token_ids": [-5]}}
+    found = http.post("/v1/chat/completions", json=body)
+    assert found.status_code == 400 and "-5 is out of vocabulary" in found.json()["error"]["message"]
