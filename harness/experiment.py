@@ -445,6 +445,11 @@ def _resolve_paths(document: dict[str, Any], base: Path) -> None:
         values = document.get(section)
         if isinstance(values, dict) and isinstance(values.get(key), str) and is_path(values[key]):
             values[key] = str((base / values[key]).resolve())
+    cluster = document.get("cluster")
+    pools = cluster.get("pools") if isinstance(cluster, dict) else None
+    for pool in pools if isinstance(pools, list) else []:
+        if isinstance(pool, dict) and isinstance(pool.get("profile"), str) and _names_file(pool["profile"]):
+            pool["profile"] = str((base / pool["profile"]).resolve())
     _resolve_costs(document.get("cache"), base)
 
 

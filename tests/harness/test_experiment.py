@@ -146,3 +146,13 @@ def test_values_of_another_type_are_refused(tmp_path: Path, value: str) -> None:
     path.write_text("name: a\ntrace: {path: t}\nmodel: {profile: p}\n")
     with pytest.raises(InputError, match="cluster.nodes"):
         load_experiment(path, [f"cluster.nodes={value}"])
+
+
+def test_a_pools_profile_is_relative_to_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text(
+        "name: a\ntrace: {path: t}\nmodel: {profile: p}\ncluster:\n  pools:\n"
+        "  - {role: prefill, replicas: 1, profile: mine/p.npz}\n  - {role: decode, replicas: 1, profile: p}\n"
+    )
+    pools = load_experiment(path).cluster.pools
+    assert [pool.profile for pool in pools] == [str(tmp_path / "mine/p.npz"), "p"]
