@@ -11,8 +11,12 @@ Summary = dict[str, Any]
 
 ENOUGH: Final = 0.01
 """Share of the input tokens below which computing again what was there before is not held against the tiers."""
-RARELY: Final = 0.01
-"""Share of the run's time below which a full link is no bottleneck."""
+HELD_UP: Final = 0.1
+"""Share of the mean TTFT from which restores are said to hold calls up."""
+OFTEN_FULL: Final = 0.5
+"""Share of a link's busy time for which it is full from which it is said to be in the way. Of its busy time and not of
+the run: a lightly loaded run is idle most of the time, and what a call waits for is as slow as it is.
+"""
 
 
 def tier_name(name: str) -> str:
@@ -44,6 +48,22 @@ def busiest_link(summary: Summary) -> dict[str, Any] | None:
     return max(links, key=lambda k: (k["full_share"], k["utilisation_p99"] or 0.0, k["utilisation_mean"]))
 
 
+def full_of_busy(link: dict[str, Any]) -> float:
+    """Share of the time in which the link carried anything for which it was full."""
+    return float(link["full_share"] / link["busy_share"]) if link["busy_share"] else 0.0
+
+
+def restore_share(summary: Summary) -> float:
+    """Mean time of restores / mean TTFT, completed calls of the measured window."""
+    restore, ttft = lookup(summary, ("restore_s", "mean")), lookup(summary, ("ttft_s", "mean"))
+    return restore / ttft if restore and ttft else 0.0
+
+
+def in_the_way(summary: Summary, link: dict[str, Any]) -> bool:
+    """Whether calls waited for restores, and restores for this link."""
+    return restore_share(summary) >= HELD_UP and full_of_busy(link) >= OFTEN_FULL
+
+
 def of_one(summary: Summary) -> list[str]:
     """For the page of one run."""
     if not with_tiers(summary):
@@ -69,15 +89,21 @@ def of_several(runs: Sequence[tuple[str, Summary]]) -> list[str]:
         if again
         else f"The tiers held what was needed: every run computed less than {100 * ENOUGH:g} % of its input again."
     )
-    full = [
-        f"{label} {link_name(link['link'])} {points(link['full_share'])} %"
-        for label, s in some
-        if (link := busiest_link(s)) and link["full_share"] >= RARELY
+    links = [(label, s, link) for label, s in some if (link := busiest_link(s))]
+    held_up = [
+        f"{label} {link_name(link['link'])} {points(full_of_busy(link))} % "
+        f"(restores {points(restore_share(s))} % of mean TTFT)"
+        for label, s, link in links
+        if in_the_way(s, link)
     ]
-    if full:
-        sentences.append(f"Links that were full, share of the time: {_listed(full)}.")
-    elif any(busiest_link(s) for _, s in some):
-        sentences.append(f"No link was a bottleneck: none was full for {100 * RARELY:g} % of the time.")
+    if held_up:
+        sentences.append(f"Links that held restores up, full for this share of their busy time: {_listed(held_up)}.")
+    elif links:
+        most, full = max(restore_share(s) for _, s, _ in links), max(full_of_busy(link) for _, _, link in links)
+        sentences.append(
+            f"No link was a bottleneck: restores were at most {points(most)} % of a run's mean TTFT, and the busiest "
+            f"links were full for at most {points(full)} % of their busy time."
+        )
     return sentences
 
 
@@ -118,10 +144,12 @@ def _links(summary: Summary) -> list[str]:
     link = busiest_link(summary)
     if link is None:
         return []
-    share = points(link["full_share"])
-    if link["full_share"] < RARELY:
-        return [f"No link was a bottleneck: the busiest, {link_name(link['link'])}, was full {share} % of the time."]
-    return [f"The link {link_name(link['link'])} held restores up: it was full {share} % of the time."]
+    name, full, restores = link_name(link["link"]), full_of_busy(link), restore_share(summary)
+    use = f"was full for {points(full)} % of its busy time"
+    if in_the_way(summary, link):
+        return [f"A link held restores up: they were {points(restores)} % of the mean TTFT, and {name} {use}."]
+    share = f"restores were {points(restores)} % of the mean TTFT"
+    return [f"No link was a bottleneck: {share}; the busiest, {name}, {use}."]
 
 
 def _lost(summary: Summary) -> list[str]:

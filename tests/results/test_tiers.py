@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -132,19 +133,46 @@ def test_series_by_hand() -> None:
     assert rate_over_time(data, "write", "store")[0].tolist() == []
 
 
+def _restores_take(summary: dict[str, Any], share: float) -> None:
+    summary["ttft_s"]["mean"], summary["restore_s"] = 1.8, {"mean": share * 1.8}
+
+
+def test_a_link_is_judged_by_its_busy_time_and_not_by_the_idle_run(tmp_path: Path) -> None:
+    """Full whenever it is used, for 0.58 % of the run, and nearly all of what calls wait for."""
+    summary = _run(tmp_path).summary
+    summary["tier"]["links"][-1]["busiest"] |= {"busy_share": 0.0058, "full_share": 0.0058}
+    for kind in summary["tier"]["links"][:-1]:
+        kind["busiest"] |= {"busy_share": 0.001, "full_share": 0.0}
+    _restores_take(summary, 1.28 / 1.80)
+    assert "and store \u2192 switch was full for 100 % of its busy time." in " ".join(of_one(summary))
+    assert "Links that held restores up" in " ".join(of_several([("a", summary)]))
+    _restores_take(summary, 0.02)
+    for said in (of_one(summary), of_several([("a", summary)])):
+        assert "No link was a bottleneck: restores were" in " ".join(said) and "100 %" in " ".join(said)
+
+
 def test_words_of_a_calm_run_and_of_one_with_a_full_link(tmp_path: Path) -> None:
     calm, full = _run(tmp_path / "calm", 0.3).summary, _run(tmp_path / "full", 0.98).summary
     calm["tier"]["computed_again_share"] = 0.004
     said = " ".join(of_one(calm))
     assert "The tiers held what was needed: 0.40 % of input tokens were computed again." in said
-    assert "No link was a bottleneck: the busiest, store \u2192 switch, was full 0 % of the time." in said
+    assert "No link was a bottleneck: restores were 0 % of the mean TTFT; the busiest, store \u2192 switch, was" in said
+    _restores_take(full, 0.71)
     said = " ".join(of_one(full))
-    assert "The link store \u2192 switch held restores up: it was full 48 % of the time." in said
+    assert "No link was a bottleneck: restores were 71 % of the mean TTFT; the busiest, store" in said
+    assert "was full for 49 % of its busy time" in said
+    full["tier"]["links"][-1]["busiest"]["full_share"] = 0.9
+    said = " ".join(of_one(full))
+    assert (
+        "A link held restores up: they were 71 % of the mean TTFT, and store \u2192 switch was full for 92 % of its"
+        in said
+    )
     assert "5.0 % of input tokens were computed again" in said
     assert "10.0 % of what was to be stored in node memory found no room." in said
     without = copy.deepcopy(calm) | {"tier": {"read_bytes_per_s_mean": None}}
     several = " ".join(of_several([("calm", calm), ("full", full), ("none", without)]))
-    assert "Links that were full, share of the time: full store \u2192 switch 48 %." in several
+    wanted = "full for this share of their busy time: full store \u2192 switch 92 % (restores 71 % of mean TTFT)."
+    assert wanted in several
     assert "full 5.0 %; every other less than 1 %." in several
     assert of_one(without) == [] and of_several([("none", without)]) == []
 
