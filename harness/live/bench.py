@@ -306,7 +306,7 @@ def run_bench(experiment: Experiment, url: str, folder: Path, *, token_ids: bool
     info = _info(bench, end_ns, command)
     info.interrupted = interrupted
     info.wall_s = time.monotonic() - began
-    return write_run(folder, bench.records, info, None, len(bench.records), drained=False)
+    return write_run(folder, bench.records, info, None, len(bench.records), drained=False, live=True)
 
 
 def _info(bench: Bench, end_ns: int, command: str) -> RunInfo:

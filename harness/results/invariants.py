@@ -67,9 +67,9 @@ def _complete(calls: pl.DataFrame) -> Iterator[Finding]:
     yield "INV-3", "admitted nowhere", calls.filter(admitted & pl.col("endpoint").is_null())
 
 
-def _tokens(calls: pl.DataFrame) -> Iterator[Finding]:
+def _tokens(calls: pl.DataFrame, live: bool) -> Iterator[Finding]:
     total = pl.sum_horizontal(*_SOURCES)
-    prompt_done = pl.col("first_token_ns").is_not_null()
+    prompt_done = pl.col("outcome") == COMPLETED if live else pl.col("first_token_ns").is_not_null()
     negative = pl.any_horizontal(pl.col(*_SOURCES, "input_tokens", "output_tokens") < 0)
     yield "INV-4", "negative token count", calls.filter(negative)
     yield (
@@ -92,11 +92,14 @@ def _shares(calls: pl.DataFrame) -> Iterator[Finding]:
     yield "INV-5", "the whole prompt reused (an engine always computes its last token)", whole
 
 
-def violations(calls: pl.DataFrame, arrived: int | None = None, drained: bool = False, limit: int = 3) -> list[str]:
+def violations(
+    calls: pl.DataFrame, arrived: int | None = None, drained: bool = False, limit: int = 3, live: bool = False
+) -> list[str]:
     """Broken invariants, one line each: number, what is wrong, the first `limit` calls; empty where all hold.
 
     `arrived`: calls that the load released, where the caller counted them. `drained`: the run ended because
-    everything had ended, so nothing may be in flight.
+    everything had ended, so nothing may be in flight. `live`: seen from a client, which learns where a prompt came from
+    only with the end of the answer, so that a stream that broke has no sources.
     """
     found: list[str] = []
     if arrived is not None and arrived != len(calls):
@@ -106,7 +109,7 @@ def violations(calls: pl.DataFrame, arrived: int | None = None, drained: bool = 
         _ordered(calls),
         _split(calls),
         _complete(calls),
-        _tokens(calls),
+        _tokens(calls, live),
         _shares(calls),
     ):
         for number, what, broken in check:

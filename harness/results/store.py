@@ -64,15 +64,16 @@ def write_run(
     drained: bool = False,
     report: bool = True,
     tiers: TierData | None = None,
+    live: bool = False,
 ) -> Run:
     """Write calls.parquet, timeline.parquet, the tables of tiers, run.json, experiment.resolved.yaml, summary.json
     and report.html.
 
-    Broken invariants (see `invariants.violations` for `arrived` and `drained`) are added to `info.invalid`.
+    Broken invariants (see `invariants.violations` for `arrived`, `drained`, `live`) are added to `info.invalid`.
     """
     dir.mkdir(parents=True, exist_ok=True)
     calls = to_frame(sorted(records, key=lambda r: r.call_id))
-    info.invalid.extend(v for v in invariants.violations(calls, arrived, drained) if v not in info.invalid)
+    info.invalid.extend(v for v in invariants.violations(calls, arrived, drained, live=live) if v not in info.invalid)
     write_calls(dir / CALLS, calls)
     write_info(dir / INFO, info)
     (dir / EXPERIMENT).write_text(info.experiment_yaml, encoding="utf-8")

@@ -55,6 +55,19 @@ def test_each_break_is_reported(number: str, what: str, changes: dict[str, Any])
     assert any(line.startswith(number) and what in line and victim.call_id in line for line in found), found
 
 
+def test_only_a_live_stream_that_broke_may_have_no_sources() -> None:
+    """As `harness bench` records it when a worker is killed: a first token, but no usage."""
+    records = make_records(SHAPE, 20)
+    broken = records[7]
+    broken.outcome, broken.gpu_tokens, broken.dram_tokens, broken.shared_tokens = "failed", 0, 0, 0
+    broken.peer_tokens = broken.computed_tokens = 0
+    assert violations(to_frame(records), live=True) == []
+    wanted = f"INV-4: input tokens are not the sum over sources: {broken.call_id}"
+    assert violations(to_frame(records)) == [wanted]
+    broken.outcome = "completed"
+    assert violations(to_frame(records), live=True) == [wanted]
+
+
 def test_a_prompt_cannot_be_reused_whole() -> None:
     records = make_records(SHAPE, 20)
     records[3].gpu_tokens, records[3].computed_tokens = records[3].input_tokens, 0
