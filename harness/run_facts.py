@@ -174,6 +174,7 @@ def _judge(
         )
     notes.extend(_service_level(experiment, simulation))
     notes.extend(dict.fromkeys(_step_time_note(pool.profile) for pool in pools))
+    notes.extend(wire_notes(experiment))
     if stats.get("skipped_blocks"):
         notes.append(
             f"the router did not take in {stats['skipped_blocks']:,} KV blocks that tiers held, as it did not know the "
@@ -228,6 +229,19 @@ def _step_time_note(profile: StepProfile) -> str:
         "step times are the kernel tables' own, which hold no host time: against measured serving they are too fast, "
         "by 5 to 17 % per output token where that could be checked (docs/fidelity.md)"
     )
+
+
+def wire_notes(experiment: Experiment) -> list[str]:
+    """What to know where loads from shared tiers have no measured price; nothing where all have one."""
+    section = experiment.cache.lmcache
+    names = [tier.name for tier in section.l2_adapters if tier.load.cost == "wire"] if section else []
+    if not names:
+        return []
+    return [
+        f"loads from {', '.join(names)} cost the wire alone (load: cost: wire): where that could be checked, "
+        "published pulls between nodes took 2.4 to 8 times as long (docs/studies/restore.md); give a measured table "
+        "(load: {cost: ...}, docs/fabric.md) before concluding that a shared tier pays"
+    ]
 
 
 def _service_level(experiment: Experiment, simulation: Simulation) -> list[str]:
