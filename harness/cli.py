@@ -194,7 +194,7 @@ def profile_build(
         typer.Option("--roofline", metavar="SPEC.yaml", help="Estimate from peak rates instead (last resort)."),
     ] = None,
 ) -> None:
-    """Build profiles from the kernel database (needs the extra [profile]), or one from a roofline description."""
+    """Build profiles from the kernel database (needs the extra `profile`), or one from a roofline description."""
     if roofline is not None:
         from fake_workers.pricing.profile import save_profile
         from fake_workers.pricing.roofline import build_roofline, read_spec

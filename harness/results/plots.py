@@ -294,7 +294,9 @@ PLOTS: Final = (
     Plot(
         "parts",
         "Where the wait for the first token goes",
-        "Means over completed calls. Full colour: waiting in the endpoint's queue. Light: computing the prompt.",
+        "Means over completed calls. Full colour: waiting, in the endpoint's queue and, with front_end, in what stands"
+        " before it (gateway, router, tokenising). Lighter: bringing KV back from cache tiers. Lightest: computing the"
+        " prompt.",
         parts_figure,
     ),
     Plot(

@@ -10,7 +10,7 @@ from harness.results.markup import Markup, tag
 from harness.results.page_shell import page
 from harness.studies.ladder import Ladder
 from harness.studies.llmd import ArmResult
-from harness.studies.sidebyside import TITLES, ArmTable, cell, error_text, rate_text
+from harness.studies.sidebyside import TITLES, ArmTable, cell, error_text, not_compared, rate_text
 
 _CAPTIONS = {
     "output_tok_s": "Output tokens per second of the whole fleet, per stage.",
@@ -57,7 +57,7 @@ def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[Ar
             tag(
                 "section",
                 tag("div", chips, class_="legend", role="group", aria_label="Arms shown in the plots"),
-                tag("p", "Solid with points: ours. Dotted: published.", class_="note"),
+                tag("p", not_compared(ladder, tables) or "Solid with points: ours. Dotted: published.", class_="note"),
                 tag("div", plots, class_="grid"),
             ),
             [_table(table, ladder.metrics) for table in tables],

@@ -109,8 +109,21 @@ def markdown(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[ArmRe
     for table, result in zip(tables, results, strict=True):
         seeds = f"mean of {len(result.seeds)} seeds" if len(result.seeds) > 1 else "one seed"
         lines += [f"### {table.name} ({seeds})", "", *_stage_lines(table, ladder.metrics), ""]
-    lines += ["### Errors", "", *_error_lines(tables, ladder.metrics), ""]
+    why = not_compared(ladder, tables)
+    if why is None:
+        lines += ["### Errors", "", *_error_lines(tables, ladder.metrics), ""]
+    else:
+        lines += [why, "", *(f"- {table.name}: saturation {rate_text(table.saturates_at)}" for table in tables), ""]
     return "\n".join(lines)
+
+
+def not_compared(ladder: Ladder, tables: Sequence[ArmTable]) -> str | None:
+    """Why nothing stands beside published figures, in a sentence; None where something does."""
+    if any(table.published for table in tables):
+        return None
+    if any(ladder.published(table.name) for table in tables):
+        return "Ours alone: the stages of scale small do not match the published ones (--scale full has those)."
+    return "Ours alone: the ladder has no published figures."
 
 
 def metrics_of(table: ArmTable) -> list[str]:

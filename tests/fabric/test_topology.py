@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.errors import InputError
@@ -22,6 +24,13 @@ def test_every_shipped_topology_connects_all_gpus_with_all_stores(name):
             there, back = topology.path(gpu, store), topology.path(store, gpu)
             assert len(there) == len(back) >= 2
             assert [topology.ends[link][::-1] for link in reversed(back)] == [topology.ends[link] for link in there]
+
+
+def test_the_document_names_every_shipped_topology_and_cost_table():
+    text = (Path(__file__).parents[2] / "docs" / "fabric.md").read_text(encoding="utf-8")
+    shipped = text.split("Shipped: ")[1].split("\n\n")[0]
+    assert [name for name in topology_names() if f"`{name}`" not in shipped] == []
+    assert [name for name in table_names() if name not in text] == []
 
 
 def test_counts_can_be_overridden():

@@ -122,6 +122,11 @@ def test_profiles_are_listed(folder: Path) -> None:
     assert "glm-5.2-fp8-dp8ep8-b200" in names and "llama-3.3-70b-fp8-tp8-h200" in names
 
 
+def test_help_names_the_extra_that_profiles_need(folder: Path) -> None:
+    """In square brackets it would be taken for markup and vanish."""
+    assert "the extra `profile`" in " ".join(_harness("profile", "build", "--help", cwd=folder).stdout.split())
+
+
 def test_two_commands_at_once_do_not_share_a_folder(folder: Path) -> None:
     command = [sys.executable, "-m", "harness", "run", "e.yaml", "--out", "o", "--json"]
     children = [

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from harness.errors import InputError
-from harness.results.plots import figures
+from harness.results.plots import PLOTS, figures
 from harness.results.records import to_frame
 from harness.results.report import render_html
 from harness.results.store import Run, load_run, report, write_run
@@ -58,6 +58,12 @@ def test_a_page_without_tiers_says_nothing_of_them(tmp_path: Path) -> None:
 def test_all_plots_of_tiers_have_data_beside_a_run_without(tmp_path: Path) -> None:
     runs = [_run(tmp_path / "with"), _run(tmp_path / "without", tiers=False)]
     assert list(figures(runs, TIER_PLOTS)) == [plot.key for plot in TIER_PLOTS]
+
+
+def test_the_caption_of_the_wait_names_all_shades_of_the_bar() -> None:
+    (caption,) = (plot.caption for plot in PLOTS if plot.key == "parts")
+    for words in ("Full colour: waiting", "Lighter: bringing KV back", "Lightest: computing", "gateway, router"):
+        assert words in caption
 
 
 def test_broken_and_foreign_tables_are_refused(tmp_path: Path) -> None:

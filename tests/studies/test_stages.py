@@ -9,6 +9,7 @@ import pytest
 from harness.results.records import COMPLETED, TIMED_OUT, CallRecord
 from harness.studies.ladder import Stage, load_ladder
 from harness.studies.llmd import ArmResult
+from harness.studies.page import render_page
 from harness.studies.sidebyside import arm_table, markdown
 from harness.studies.stages import StageResult, mean_over_seeds, saturation_rate, stage_results
 
@@ -94,3 +95,17 @@ def test_the_stages_around_the_published_knee_are_left_out_away_from_it() -> Non
     assert table.errors["output_tok_s"].mean_absolute == pytest.approx(2 / 16)
     assert table.off_knee["output_tok_s"].mean_absolute == pytest.approx(0)
     assert table.off_knee["output_tok_s"].stages == 14
+
+
+def test_small_stages_stand_alone_and_say_why() -> None:
+    ladder = load_ladder("qwen3-32b-8xtp2")
+    result = ArmResult("precise", ladder.arms["precise"], [1], [_run(1.0)])
+    small, full = arm_table(ladder, result, "small"), arm_table(ladder, result, "full")
+    why = "the stages of scale small do not match the published ones"
+    text, page = markdown(ladder, [small], [result]), render_page(ladder, [small], [result], "")
+    assert why in text and why in page
+    assert "- precise: saturation not reached" in text
+    for absent in ("Errors", "- / ", "Dotted"):
+        assert absent not in text and absent not in page.split("<script")[0]
+    text, page = markdown(ladder, [full], [result]), render_page(ladder, [full], [result], "")
+    assert why not in text + page and "### Errors" in text and "Dotted: published." in page
