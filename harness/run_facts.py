@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -186,11 +187,7 @@ def _judge(
         notes.append(f"the run was ended at {experiment.load.until_s:g} s of virtual time")
     if experiment.model.calibration is not None:
         notes.append("step times are calibrated by the experiment, not the tables' own")
-    for profile in dict.fromkeys(pool.profile for pool in pools):
-        if profile.out_of_grid:
-            beyond = ", ".join(f"{what} up to {value:,}" for what, value in profile.out_of_grid.items())
-            which = f" {profile.name}" if len(pools) > 1 else ""
-            notes.append(f"step times outside the measured grid of the profile{which} were extrapolated: {beyond}")
+    notes.extend(grid_notes([pool.profile for pool in pools]))
     notes.extend(_split_notes(simulation))
     identity = router.identity()
     notes.extend(f"not simulated: {what}" for what in identity.get("not_simulated", []))
@@ -229,6 +226,23 @@ def _step_time_note(profile: StepProfile) -> str:
         "step times are the kernel tables' own, which hold no host time: against measured serving they are too fast, "
         "by 5 to 17 % per output token where that could be checked (docs/fidelity.md)"
     )
+
+
+def grid_notes(profiles: Sequence[StepProfile]) -> list[str]:
+    """One note on what was asked beyond measured grids, by profile where there are several; none where nothing was."""
+    beyond: dict[str, dict[str, int]] = {}
+    for profile in profiles:
+        for what, value in profile.out_of_grid.items():
+            most = beyond.setdefault(profile.name, {})
+            most[what] = max(value, most.get(what, 0))
+    if not beyond:
+        return []
+    several = len({profile.name for profile in profiles}) > 1
+    texts = [
+        (f"{name}: " if several else "") + ", ".join(f"{what} up to {value:,}" for what, value in most.items())
+        for name, most in beyond.items()
+    ]
+    return [f"step times outside the measured grid of the profile were extrapolated: {'; '.join(texts)}"]
 
 
 def wire_notes(experiment: Experiment) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -171,6 +172,38 @@ def compare(summaries: Sequence[Summary]) -> Comparison:
                 winner.best.add(column.key)
     columns = tuple(c for c in COLUMNS if any(r.values[c.key] is not None for r in rows))
     loads = [(s["load"]["sessions"], s["load"]["calls"], s["load"]["input_tokens"]) for s in summaries]
-    notes = [list(s["validity"].get("notes", [])) for s in summaries]
-    shared = tuple(note for note in (notes[0] if notes else []) if all(note in others for others in notes))
+    notes = merged_notes([s["validity"].get("notes", []) for s in summaries])
+    shared = tuple(note for note, runs in notes if len(runs) == len(summaries))
     return Comparison(rows, columns, len(set(loads)) > 1, shared)
+
+
+_NUMBER: Final = re.compile(r"(?<![\w./-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w-]|\.\d)")
+"""A number that stands alone: none in a name (llama-3.1-8b) or a release (v0.7.1)."""
+VERDICT: Final = "service level"
+"""How notes begin that judge one run: each keeps its own number."""
+
+
+def merged_notes(notes: Sequence[Sequence[str]]) -> list[tuple[str, list[int]]]:
+    """Notes of all runs, each once, with the runs (by position) that it is of.
+
+    Notes that differ in numbers alone become one, with the range: "GPUs were busy 2.1 to 3.4% of the time".
+    """
+    alike: dict[str, list[tuple[int, str]]] = {}
+    for run, texts in enumerate(notes):
+        for text in dict.fromkeys(texts):
+            key = text if text.startswith(VERDICT) else _NUMBER.sub("#", text)
+            alike.setdefault(key, []).append((run, text))
+    return [
+        (_ranges([text for _, text in same]), list(dict.fromkeys(run for run, _ in same))) for same in alike.values()
+    ]
+
+
+def _ranges(texts: Sequence[str]) -> str:
+    """One text for several that differ in numbers alone."""
+    columns = iter(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
+
+    def both(_: re.Match[str]) -> str:
+        ranked = sorted(next(columns), key=lambda number: float(number.replace(",", "")))
+        return ranked[0] if ranked[0] == ranked[-1] else f"{ranked[0]} to {ranked[-1]}"
+
+    return _NUMBER.sub(both, texts[0])

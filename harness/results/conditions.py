@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from harness.results.compare import Comparison, number
+from harness.results.compare import Comparison, merged_notes, number
 from harness.results.markup import Markup, tag
 from harness.results.store import Run
 
@@ -121,13 +121,13 @@ def validity(runs: Sequence[Run], comparison: Comparison, bad: bool) -> Markup |
             return None
         heading = tag("h2", "Not to be used")
         return tag("section", heading, tag("ul", [tag("li", item) for item in items]), class_="box bad", id="invalid")
-    notes: dict[str, list[str]] = {}
-    for run in runs:
-        for note in run.info.notes:
-            notes.setdefault(note, []).append(run.info.title)
+    titles = [run.info.title for run in runs]
     items = [
-        (note, None if len(names) == len(runs) else tag("span", f" ({', '.join(names)})", class_="about"))
-        for note, names in notes.items()
+        (
+            note,
+            tag("span", f" ({', '.join(titles[i] for i in of)})", class_="about") if len(of) < len(runs) else None,
+        )
+        for note, of in merged_notes([run.info.notes for run in runs])
     ]
     baselines = [run.info.title for run in runs if run.info.is_baseline]
     if baselines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import Any
 
 from rich.console import Console
@@ -11,11 +12,18 @@ from rich.text import Text
 
 from harness.results.compare import Comparison, compare, groups, setting
 
-_LEGEND = (
-    "* best of the valid runs. Times and rates: completed calls of the measured window; late: past the\n"
-    "  client's time-out. Busy: GPU-busy time of the busiest node over the mean. Truth gap: |believed -\n"
-    "  held| prefix share."
-)
+
+def _legend(comparison: Comparison) -> list[str]:
+    """What the table's marks and columns mean, of those that it has."""
+    shown = {column.key for column in comparison.columns}
+    parts = (
+        (any(row.best for row in comparison.rows), "* best of the valid runs."),
+        (True, "Times and rates: completed calls of the measured window."),
+        ("timed_out" in shown, "Late: past the client's time-out."),
+        ("balance" in shown, "Busy: GPU-busy time of the busiest node over the mean."),
+        ("gap" in shown, "Truth gap: |believed - held| prefix share."),
+    )
+    return wrap(" ".join(text for said, text in parts if said), 100, subsequent_indent="  ")
 
 
 @dataclass(slots=True)
@@ -68,7 +76,7 @@ def plain_table(comparison: Comparison) -> str:
     """Fixed width; best values end with an asterisk."""
     layout = _layout(comparison)
     body = [_GAP.join(cells) for cells in layout.rows]
-    lines = [layout.groups, layout.titles, layout.rule, *body, layout.rule, _LEGEND]
+    lines = [layout.groups, layout.titles, layout.rule, *body, layout.rule, *_legend(comparison)]
     lines += [*_settings(comparison), *_warnings(comparison)]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -85,7 +93,7 @@ def terminal_table(comparison: Comparison) -> Text:
             style = "dim" if not row.valid else "bold green" if column.key in row.best else ""
             text.append(_GAP).append(cell, style=style)
         text.append("\n")
-    text.append("\n".join([layout.rule, _LEGEND, *_settings(comparison)]), style="dim")
+    text.append("\n".join([layout.rule, *_legend(comparison), *_settings(comparison)]), style="dim")
     for warning in _warnings(comparison):
         text.append(f"\n{warning}", style="red")
     return text

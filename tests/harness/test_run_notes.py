@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from fake_workers.pricing.registry import load_profile
 from harness.experiment import Experiment
-from harness.run_facts import wire_notes
+from harness.run_facts import grid_notes, wire_notes
 
 
 def _experiment(*tiers: dict[str, Any]) -> Experiment:
@@ -32,3 +34,14 @@ def test_shared_tiers_whose_loads_cost_the_wire_alone_are_named() -> None:
 def test_no_such_note_without_shared_tiers_or_with_measured_loads() -> None:
     assert wire_notes(_experiment()) == []
     assert wire_notes(_experiment({"name": "store", "load": {"cost": "rdma-mooncake-8x200g"}})) == []
+
+
+def test_what_was_asked_beyond_the_grids_is_one_note_for_all_pools() -> None:
+    small = replace(load_profile("llama-3.1-8b-bf16-tp1-h100"), name="small", out_of_grid={"context": 9000})
+    again = replace(small, out_of_grid={"context": 131072, "batch": 700})
+    large = replace(small, name="large", out_of_grid={"context": 70000})
+    assert grid_notes([replace(small, out_of_grid={})]) == []
+    (note,) = grid_notes([small, again])
+    assert note.endswith("extrapolated: context up to 131,072, batch up to 700")
+    (note,) = grid_notes([small, large])
+    assert note.endswith("extrapolated: small: context up to 9,000; large: context up to 70,000")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from harness.results.compare import COLUMNS, compare, groups, number
+from harness.results.compare import COLUMNS, compare, groups, merged_notes, number
 from harness.results.records import to_frame
 from harness.results.summary import summarise
 from harness.results.table import markdown_table, plain_table, print_table
@@ -66,6 +66,29 @@ def test_different_load_is_said() -> None:
     comparison = compare([_summary(SHAPES[0], 200), _summary(SHAPES[1], 100)])
     assert comparison.load_differs
     assert "cannot be compared" in plain_table(comparison) and "cannot be compared" in markdown_table(comparison)
+
+
+def test_the_legend_speaks_only_of_what_the_table_has() -> None:
+    one, several = plain_table(compare([_summary(SHAPES[4])])), plain_table(compare(_all()))
+    for words in ("* best of the valid runs", "Truth gap: |believed - held|"):
+        assert words not in " ".join(one.split()) and words in " ".join(several.split())
+    assert "Times and rates: completed calls" in one
+
+
+def test_notes_that_differ_in_numbers_alone_are_one_with_the_range() -> None:
+    light = "lightly loaded: GPUs were busy {} of the run's virtual time"
+    late = "service level p90 TTFT <= 2 s: met ({} s)"
+    first = [light.format("1.8%"), late.format("1.1"), "profile llama-3.1-8b extrapolated up to 9,000 tokens"]
+    second = [light.format("0.4%"), late.format("1.3"), "profile llama-3.3-70b extrapolated up to 131,072 tokens"]
+    assert merged_notes([first, second, [light.format("1.8%")]]) == [
+        (light.format("0.4 to 1.8%"), [0, 1, 2]),
+        (first[1], [0]),
+        (first[2], [0]),
+        (second[1], [1]),
+        (second[2], [1]),
+    ]
+    text = plain_table(compare([_summary(SHAPES[0], notes=first[:1]), _summary(SHAPES[1], notes=second[:1])]))
+    assert text.count("lightly loaded") == 1 and "0.4 to 1.8%" in text
 
 
 def test_plain_table_is_aligned() -> None:
