@@ -99,10 +99,11 @@ def of_several(runs: Sequence[tuple[str, Summary]]) -> list[str]:
     if held_up:
         sentences.append(f"Links that held restores up, full for this share of their busy time: {_listed(held_up)}.")
     elif links:
-        most, full = max(restore_share(s) for _, s, _ in links), max(full_of_busy(link) for _, _, link in links)
+        most = max(restore_share(s) for _, s, _ in links)
+        label, _, link = max(links, key=lambda k: full_of_busy(k[2]))
         sentences.append(
-            f"No link was a bottleneck: restores were at most {points(most)} % of a run's mean TTFT, and the busiest "
-            f"links were full for at most {points(full)} % of their busy time."
+            f"No link was a bottleneck: restores were at most {points(most)} % of a run's mean TTFT; the fullest, "
+            f"{link_name(link['link'])} of {label}, was full for {points(full_of_busy(link))} % of its busy time."
         )
     return sentences
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +50,15 @@ class Page:
         """Addresses that the page asked for since it was opened."""
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+
+    def pixel(self, x: float, y: float) -> int:
+        """Red, green and blue together (0 to 765) of one point of the page, as it is drawn."""
+        clip = {"x": x, "y": y, "width": 1, "height": 1, "scale": 1}
+        wanted = {"format": "png", "clip": clip, "captureBeyondViewport": True}
+        png = base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", wanted)["data"])
+        data, at = b"", 8
+        while at < len(png):
+            size, kind = int.from_bytes(png[at : at + 4]), png[at + 4 : at + 8]
+            data += png[at + 8 : at + 8 + size] if kind == b"IDAT" else b""
+            at += size + 12
+        return sum(zlib.decompress(data)[1:4])  # after the line's filter, which leaves a first point as it is

@@ -91,6 +91,25 @@ def test_page_is_drawn_without_complaints(page: Page, report: Path, width: int, 
     assert page.js("return document.body.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_cut_table_is_shaded_at_the_edge_until_its_end_is_reached(page: Page, tiers: Path, dark: bool) -> None:
+    page.open(tiers, 390, dark=dark)
+    box = page.js(
+        """
+        const scroll = document.querySelector('#comparison .scroll'), r = scroll.getBoundingClientRect();
+        return { room: scroll.scrollWidth - scroll.clientWidth, right: r.right + scrollX, y: r.top + scrollY + 8 };
+        """
+    )
+    assert box["room"] > 100
+
+    def shade() -> int:
+        return abs(page.pixel(box["right"] - 4, box["y"]) - page.pixel(box["right"] - 24, box["y"]))
+
+    assert shade() > 60
+    page.js("document.querySelector('#comparison .scroll').scrollLeft = 1e6")
+    assert shade() < 6
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("kind", ["report", "tiers"])
 def test_no_text_of_a_plot_leaves_its_card(page: Page, kind: str, request: pytest.FixtureRequest, width: int) -> None:
