@@ -40,7 +40,8 @@ def vary(experiment: Experiment, settings: Mapping[str, Any], where: str) -> Exp
 
     Raises InputError that names `where` and the field if the result is no valid experiment.
     """
-    document = experiment.model_dump(mode="json")
+    # what nobody has set stays unset: a default may depend on what an arm sets
+    document = experiment.model_dump(mode="json", exclude_unset=True)
     for name, value in settings.items():
         put_field(document, name, value, where)
     return validated(document, where)

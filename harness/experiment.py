@@ -120,7 +120,9 @@ class Engine(Strict):
     def _steps(cls, data: Any) -> Any:
         if isinstance(data, dict) and data.get("kind") == "vllm":
             if data.get("leaping"):
-                raise ValueError("leaping: true and kind: vllm do not go together: vLLM takes every step")
+                raise ValueError(
+                    "leaping: true and kind: vllm do not go together (vLLM takes every step): set leaping: false"
+                )
             return {**data, "leaping": False}
         return data
 
@@ -223,6 +225,9 @@ class Router(Strict):
     latency_ms: NonNegative = Field(0.0, description="virtual time that a decision takes, milliseconds")
 
 
+_CACHE_KINDS = ("lmcache", "offloading")
+
+
 class Cache(Strict):
     """Cache tiers below the GPU (see docs/cache.md)."""
 
@@ -236,12 +241,19 @@ class Cache(Strict):
         None, description="the OffloadingConnector's settings; needed with kind: offloading"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _chosen(cls, data: Any) -> Any:
+        """A kind that is named puts the other kinds' sections aside, so that `cache.kind=none` is enough to compare."""
+        if not isinstance(data, dict) or data.get("kind") not in ("none", "lmcache", "offloading"):
+            return data
+        return {key: value for key, value in data.items() if key in ("kind", data["kind"]) or key not in _CACHE_KINDS}
+
     @model_validator(mode="after")
     def _complete(self) -> Cache:
-        if (self.kind == "lmcache") != (self.lmcache is not None):
-            raise ValueError("kind: lmcache and a section lmcache go together")
-        if (self.kind == "offloading") != (self.offloading is not None):
-            raise ValueError("kind: offloading and a section offloading go together")
+        for name in _CACHE_KINDS:
+            if (self.kind == name) != (getattr(self, name) is not None):
+                raise ValueError(f"kind: {name} and a section {name} go together: give both (or cache: {{kind: none}})")
         return self
 
     @property

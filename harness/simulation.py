@@ -110,7 +110,6 @@ class Counts:
 
     arrived: int = 0
     ended: int = 0
-    left_out: int = 0
     steps: int = 0
     engine_events: int = 0
     clock_events: int = 0
@@ -276,7 +275,13 @@ class Simulation:
 
     def _begin_session(self, session: Session) -> None:
         SessionRun(
-            session, self.clock, self._release, self.config.gap_cap_s, self.config.engine.block_tokens, self._origins
+            session,
+            self.clock,
+            self._release,
+            self.config.gap_cap_s,
+            self.config.engine.block_tokens,
+            self._origins,
+            self.config.max_call_tokens,
         ).start()
 
     def _release(self, session: SessionRun, index: int) -> None:
@@ -284,7 +289,6 @@ class Simulation:
         call = session.session.calls[index]
         longest = self.config.max_call_tokens
         if longest is not None and call.sequence_tokens > longest:
-            self.counts.left_out += 1
             session.call_started(index)
             session.call_ended(index)
             return

@@ -27,7 +27,11 @@ class SessionRun:
         gap_cap_s: float | None,
         engine_block: int,
         origins: Origins,
+        longest_tokens: int | None = None,
     ) -> None:
+        """`longest_tokens`: calls with more prompt plus output are left out by whoever takes the releases; those that
+        no call to be sent waits for are not released, so that their gaps do not make the run longer.
+        """
         self.session = session
         self.prompts = SessionPrompts(session, engine_block, origins)
         self.open = len(session.calls)
@@ -38,6 +42,7 @@ class SessionRun:
         self._missing: list[int] = []
         self._after_end: dict[int, list[int]] = {}
         self._after_start: dict[int, list[int]] = {}
+        self._needed = _needed(session, longest_tokens)
         for call in session.calls:
             self._missing.append(len(call.deps) + (call.on_start is not None))
             for dep in call.deps:
@@ -67,7 +72,19 @@ class SessionRun:
                 self._schedule(index)
 
     def _schedule(self, index: int) -> None:
+        if not self._needed[index]:
+            return
         gap_s = self.session.calls[index].gap_s
         if self._gap_cap_s is not None and gap_s > self._gap_cap_s:
             gap_s = self._gap_cap_s
         self._clock.call_later(to_ns(gap_s), self._release, self, index)
+
+
+def _needed(session: Session, longest_tokens: int | None) -> list[bool]:
+    """For each call whether it is sent itself or a call that is sent waits for it; a call waits for earlier ones."""
+    needed = [longest_tokens is None or call.sequence_tokens <= longest_tokens for call in session.calls]
+    for call in reversed(session.calls):
+        if needed[call.index]:
+            for earlier in (*call.deps, *(() if call.on_start is None else (call.on_start,))):
+                needed[earlier] = True
+    return needed

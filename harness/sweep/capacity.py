@@ -24,7 +24,7 @@ from harness.results.summary import output_rates as rates_of
 from harness.sweep.points import Point
 from harness.sweep.pool import Ended
 from harness.sweep.search import RateLadder, Search, interval, typical
-from harness.sweep.slo import Drift, Reached, Slo, drift, reached
+from harness.sweep.slo import Drift, Reached, Slo, drift, overdue, reached
 from harness.workload import Loaded
 
 FEWEST_CALLS: Final = 100
@@ -42,12 +42,18 @@ class Probe:
     reached: tuple[Reached, ...]
     drift: Drift
     calls: int
-    """Calls that ended in the window."""
+    """Calls that ended in the window, and open ones that are late already."""
     user_speed_tok_s: float | None
     """Median output rate of a call, tokens/s."""
     output_tok_s_per_gpu: float
     """Output tokens of the window's completed calls per second and GPU."""
     valid: bool
+
+    @property
+    def enough(self) -> bool:
+        """Whether at least three calls lie beyond every percentile asked for; else nothing can be said."""
+        beyond = min(1 - (r.slo.percentile if r.slo.at_most else 100 - r.slo.percentile) / 100 for r in self.reached)
+        return self.calls * beyond >= 3 - 1e-9
 
     @property
     def met(self) -> bool:
@@ -60,7 +66,7 @@ class Probe:
             "arm": self.arm,
             "seed": self.seed,
             "sessions_per_hour_per_node": self.rate,
-            "met": self.met,
+            "met": self.met if self.enough else None,
             "valid": self.valid,
             **{r.slo.name: r.value for r in self.reached},
             "calls": self.calls,
@@ -149,7 +155,7 @@ class CapacitySource:
         probe = self._judge(*key, point, folder)
         self.probes.append(probe)
         search = self._searches[key]
-        search.answer(probe.met)
+        search.answer(probe.met if probe.enough else None)
         if search.rung is not None:
             self._idle.append(key)
 
@@ -185,7 +191,7 @@ class CapacitySource:
             folder=point.name,
             reached=tuple(reached(run.calls, start_ns, end_ns, self.slos)),
             drift=drift(run.calls, start_ns, end_ns),
-            calls=len(window),
+            calls=len(window) + overdue(run.calls, end_ns, self.slos),
             user_speed_tok_s=percentile(rates_of(done), 50),
             output_tok_s_per_gpu=float(done["output_tokens"].sum()) / ((end_ns - start_ns) / 1e9) / gpus,
             valid=not run.info.invalid,
@@ -204,12 +210,14 @@ class CapacitySource:
                 notes.append(f"missed even at the lowest rate tried ({self.ladder.rate(self.ladder.bottom):g})")
             if any(search.rung is not None for search in searches.values()):
                 notes.append("the search did not end")
-            thin = min((p.calls for p in self.probes if p.arm == arm), default=0)
-            if not thin:
-                notes.append("no call ended in the window of some points, which counts as missed: use a longer trace")
-            elif thin < FEWEST_CALLS:
-                notes.append(f"as few as {thin} calls in a window: use a longer trace")
+            blind = [search for search in searches.values() if search.blind]
+            if blind:
+                rate = min(self.ladder.rate(search.missed) for search in blind if search.missed is not None)
+                notes.append(f"from {rate:g} on too few calls end in the window to judge: use a longer trace")
             edge = [p for p in self.probes if p.arm == arm and p.rate == searches[p.seed].capacity]
+            thin = min((p.calls for p in edge), default=FEWEST_CALLS)
+            if thin < FEWEST_CALLS:
+                notes.append(f"it rests on {thin} calls: use a longer trace")
             if any(not p.drift.stationary for p in edge):
                 notes.append("calls in the system still grew at the rate found: a longer trace would show less")
             found.append(Capacity(arm, {seed: s.capacity for seed, s in searches.items()}, "; ".join(notes)))

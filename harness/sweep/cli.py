@@ -22,7 +22,7 @@ from harness.results.compare import lookup
 from harness.results.store import REPORT, SUMMARY
 from harness.sweep.capacity import CapacitySource, check
 from harness.sweep.page import answer, capacity_page, columns_with_values, full_title, sweep_page
-from harness.sweep.points import Axis, Point, grid, parse_axis, specification
+from harness.sweep.points import Axis, Point, file_digests, grid, parse_axis, specification
 from harness.sweep.pool import Ended, Executor, Listed, Processes, claim, drive
 from harness.sweep.search import RateLadder
 from harness.sweep.slo import parse_slo
@@ -129,6 +129,10 @@ def capacity(
 ) -> None:
     """Find the highest load, in sessions per hour and node, that meets a service level."""
     slos = [parse_slo(text) for text in slo]
+    names = [one.name for one in slos]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"--slo {twice}", "is given twice", "give the stricter limit only")
     base = load_experiment(file, overrides, trace)
     check(base)
     begin = start if start is not None else base.load.sessions_per_hour_per_node or 1.0
@@ -186,6 +190,7 @@ def _executor(jobs: int | None, ray: str | None) -> Executor:
 def _search_specification(source: CapacitySource, base: Any) -> dict[str, Any]:
     return {
         "arms": {name: resolved_yaml(experiment) for name, experiment in source.arms.items()},
+        "files": file_digests(source.arms.values()),
         "slo": {s.name: s.limit for s in source.slos},
         "seeds": list(source.seeds),
         "start": source.ladder.start,

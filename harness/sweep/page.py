@@ -207,14 +207,22 @@ def _probe_row(probe: Probe) -> Markup:
     cells = [
         probe.seed,
         f"{probe.rate:g}",
-        "yes" if probe.met else ("no" if probe.valid else "invalid"),
-        *("lost too many" if r.value is None else number(r.value) for r in probe.reached),
+        _verdict(probe),
+        *(("-" if not probe.calls else "lost too many") if r.value is None else number(r.value) for r in probe.reached),
         "-" if probe.user_speed_tok_s is None else number(probe.user_speed_tok_s),
         number(probe.output_tok_s_per_gpu),
         f"{probe.calls:,}",
         drift if probe.drift.stationary else f"{drift}, growing",
     ]
     return tag("tr", tag("th", _link(probe.folder, probe.arm), scope="row"), [tag("td", c) for c in cells])
+
+
+def _verdict(probe: Probe) -> str:
+    if not probe.valid:
+        return "invalid"
+    if not probe.enough:
+        return "cannot say"
+    return "yes" if probe.met else "no"
 
 
 def _sorted(probes: Sequence[Probe]) -> list[Probe]:
@@ -229,7 +237,7 @@ def _frontier(arms: Sequence[str], probes: Sequence[Probe]) -> dict[str, Any]:
         line = _line(i, arm, rounded([p.user_speed_tok_s for p in some]), [p.output_tok_s_per_gpu for p in some], hover)
         line["text"] = [f"{p.rate:g} sessions/h/node, seed {p.seed}" for p in some]
         line["mode"] = "markers"
-        line["marker"]["symbol"] = ["circle" if p.met else "circle-open" for p in some]
+        line["marker"]["symbol"] = ["circle" if p.met and p.enough else "circle-open" for p in some]
         data.append(line)
     layout = {
         "xaxis": axis_of("output rate of a call, p50 (tok/s)", rangemode="tozero"),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -85,9 +86,43 @@ def _safe(text: str) -> str:
     return re.sub(r"[^\w.,=+-]", "_", shortened).strip(".") or "point"
 
 
-def specification(points: Sequence[Point]) -> list[dict[str, Any]]:
+def specification(points: Sequence[Point]) -> dict[str, Any]:
     """What a sweep consists of, as data: a sweep is only taken up again if this has not changed."""
-    return [
-        {"name": point.name, "values": point.values, "experiment": yaml.safe_load(resolved_yaml(point.experiment))}
-        for point in points
-    ]
+    return {
+        "points": [
+            {"name": point.name, "values": point.values, "experiment": yaml.safe_load(resolved_yaml(point.experiment))}
+            for point in points
+        ],
+        "files": file_digests([point.experiment for point in points]),
+    }
+
+
+def file_digests(experiments: Iterable[Experiment]) -> dict[str, str]:
+    """SHA-256 of every file that the experiments name by its full path (traces, configs, profiles), folders' files too.
+
+    With them in the specification, results from before and after an edit cannot end up in one table.
+    """
+    paths: dict[str, None] = {}
+    for experiment in experiments:
+        paths |= dict.fromkeys(_named_paths(experiment.model_dump(mode="json")))
+    found = {}
+    for name in paths:
+        path = Path(name)
+        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+        for file in files:
+            with file.open("rb") as content:
+                found[str(file)] = hashlib.file_digest(content, "sha256").hexdigest()
+    return found
+
+
+def _named_paths(value: Any) -> Iterator[str]:
+    """Full paths of things that are there, wherever they stand in the document; the output folder is not one."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key != "output":
+                yield from _named_paths(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _named_paths(inner)
+    elif isinstance(value, str) and value.startswith("/") and len(value) < 4096 and Path(value).exists():
+        yield value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -176,7 +177,9 @@ def claim(folder: Path, specification: Any, record: str) -> None:
             raise InputError(f"--out {folder}", f"is not empty and holds no {record}", "give another folder")
         _write_once(file, text)
         if file.read_text(encoding="utf-8") != text:
-            raise InputError(f"--out {folder}", "holds another one, with other fields or values", "give another folder")
+            raise InputError(
+                f"--out {folder}", "holds another one, with other fields, values or files", "give another folder"
+            )
     except OSError as error:
         raise InputError(f"--out {folder}", f"cannot be used ({error.strerror})", "give another folder") from None
 
@@ -203,6 +206,7 @@ def drive(
     """
     ended: list[Ended] = []
     running: dict[str, Point] = {}
+    locks: dict[str, IO[bytes]] = {}
     calls = 0
     progress: Progress | None = None
 
@@ -221,6 +225,7 @@ def drive(
                     continue
                 if show_progress and progress is None:
                     progress = Progress(title, expected_calls)
+                locks[point.name] = _lock(place)
                 _prepare(place, point)
                 executor.start(point, place)
                 running[point.name] = point
@@ -229,9 +234,11 @@ def drive(
             time.sleep(_LOOK_EVERY_S)
             for result in executor.poll():
                 take(running.pop(result.name), result)
+                locks.pop(result.name).close()
             if progress:
                 progress.label = f"{title}: {len(ended)} runs done, {len(running)} under way"
-                progress.total = max(expected_calls, calls + executor.calls_done())
+                if calls + executor.calls_done() > progress.total:
+                    progress.total = 0  # more than was foreseen: no share, no time left
                 progress.update(calls + executor.calls_done(), 0)
     except KeyboardInterrupt:
         executor.stop()
@@ -243,9 +250,22 @@ def drive(
         ) from None
     finally:
         executor.stop()
+        for lock in locks.values():
+            lock.close()
         if progress:
             progress.close()
     return ended
+
+
+def _lock(folder: Path) -> IO[bytes]:
+    """Holds a point for this command as long as the file is open; another command at the same point is refused."""
+    file = (folder.parent / f".{folder.name}.lock").open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise InputError(str(folder), "is being run by another command", "wait for it, or give another --out") from None
+    return file
 
 
 def _prepare(folder: Path, point: Point) -> None:

@@ -65,7 +65,10 @@ class RateLadder:
 
 
 class Search:
-    """One bisection. Ask `rung` which rate to try next, tell it with `answer`; None: the end is found."""
+    """One bisection. Ask `rung` which rate to try next, tell it with `answer`; None: the end is found.
+
+    A rung that cannot be judged bounds the search like one that missed, and `blind` says so if it is the last bound.
+    """
 
     def __init__(self, ladder: RateLadder) -> None:
         self.ladder = ladder
@@ -74,16 +77,24 @@ class Search:
         """Highest rung that was fast enough."""
         self.missed: int | None = None
         """Lowest rung that was not."""
+        self._unjudged: set[int] = set()
         self._step = ladder.doubling
 
-    def answer(self, met: bool) -> None:
-        """Whether the service level was met at `rung`."""
+    def answer(self, met: bool | None) -> None:
+        """Whether the service level was met at `rung`; None: it cannot be told."""
         assert self.rung is not None
         if met:
             self.met = self.rung
         else:
             self.missed = self.rung
+        if met is None:
+            self._unjudged.add(self.rung)
         self.rung = self._next()
+
+    @property
+    def blind(self) -> bool:
+        """Whether the rung above the answer (the lowest of all if there is none) could not be judged."""
+        return self.missed in self._unjudged
 
     def _next(self) -> int | None:
         if self.missed is None:

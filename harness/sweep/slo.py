@@ -91,6 +91,11 @@ def reached(calls: pl.DataFrame, start_ns: int, end_ns: int, slos: Sequence[Slo]
     return found
 
 
+def overdue(calls: pl.DataFrame, end_ns: int, slos: Sequence[Slo]) -> int:
+    """Open calls that have missed one of the bars at least (the most over the bars)."""
+    return max((_overdue(calls, slo, end_ns) for slo in slos if slo.at_most), default=0)
+
+
 def _overdue(calls: pl.DataFrame, slo: Slo, end_ns: int) -> int:
     """Open calls that have missed the bar already."""
     limit_ns = round(slo.limit * 1e9)

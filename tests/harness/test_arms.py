@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.arms import arms_of, differences, parse_arm, vary
 from harness.errors import InputError
-from harness.experiment import Experiment, load_experiment
+from harness.experiment import Experiment, load_experiment, validated
 from harness.results.compare import compare as table_of
 from harness.results.table import markdown_table, plain_table
 from harness.runner import compare, run_experiment
@@ -237,3 +237,20 @@ def test_an_arm_is_not_called_as_a_file_of_the_comparison(tmp_path: Path, name: 
     with pytest.raises(InputError, match="name it otherwise"):
         compare(arms, tmp_path / "o")
     assert not (tmp_path / "o").exists(), "nothing has run"
+
+
+def test_an_arm_may_set_what_a_default_depends_on(tmp_path: Path) -> None:
+    base = validated({"name": "a", "trace": {"path": "t"}, "model": {"profile": "p"}}, "here")
+    assert vary(base, {"cluster.engine.kind": "vllm"}, "arm").cluster.engine.leaping is False
+
+
+def test_naming_another_kind_of_cache_puts_the_section_aside() -> None:
+    cache = {"kind": "lmcache", "lmcache": {"l1_size_gb": 1}}
+    base = validated({"name": "a", "trace": {"path": "t"}, "model": {"profile": "p"}, "cache": cache}, "here")
+    off = vary(base, {"cache.kind": "none"}, "arm")
+    assert (off.cache.kind, off.cache.lmcache) == ("none", None)
+    with pytest.raises(InputError, match="kind: lmcache and a section lmcache go together"):
+        validated(
+            {"name": "a", "trace": {"path": "t"}, "model": {"profile": "p"}, "cache": {"lmcache": {"l1_size_gb": 1}}},
+            "here",
+        )

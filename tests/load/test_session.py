@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.clock import VirtualClock, to_ns
 from harness.load.prompts import Origins
 from harness.load.session import SessionRun
@@ -12,7 +14,9 @@ def _call(index: int, deps: tuple[int, ...] = (), on_start: int | None = None, g
     return Call(index, 0.0, None, "main", 64, 1, -1, 0, 1, deps, on_start, gap_s)
 
 
-def _play(calls: list[Call], length_s: float, gap_cap_s: float | None = None) -> dict[int, float]:
+def _play(
+    calls: list[Call], length_s: float, gap_cap_s: float | None = None, longest_tokens: int | None = None
+) -> dict[int, float]:
     """Every call lasts `length_s`; returns when each was released, in seconds."""
     clock = VirtualClock()
     released: dict[int, float] = {}
@@ -22,11 +26,11 @@ def _play(calls: list[Call], length_s: float, gap_cap_s: float | None = None) ->
         session.call_started(index)
         clock.call_later(to_ns(length_s), session.call_ended, index)
 
-    run = SessionRun(Session("s", 64, calls), clock, release, gap_cap_s, 64, Origins())
+    run = SessionRun(Session("s", 64, calls), clock, release, gap_cap_s, 64, Origins(), longest_tokens)
     clock.call_at(to_ns(100), run.start)
     while clock.step():
         pass
-    assert run.open == 0
+    assert longest_tokens is not None or run.open == 0
     return released
 
 
@@ -47,3 +51,13 @@ def test_gaps_are_capped_only_on_request() -> None:
 
 def test_calls_without_dependencies_start_with_the_session() -> None:
     assert _play([_call(0), _call(1, gap_s=4)], 1) == {0: 100, 1: 104}
+
+
+def test_what_only_leads_to_calls_that_are_left_out_is_not_released() -> None:
+    long = replace(_call(1, (0,), gap_s=50), input_tokens=1000)
+    chain = [_call(0), long, replace(_call(2, (1,), gap_s=5000), input_tokens=1000)]
+    assert set(_play(chain, 10, longest_tokens=100)) == {0}, "its gap of 50 s would only make the run longer"
+    kept = [_call(0), long, _call(2, (1,), gap_s=3)]
+    assert _play(kept, 10, longest_tokens=100) == {0: 100, 1: 160, 2: 173}, "a call that is sent waits for it"
+    spawn = [_call(0), long, _call(2, on_start=1, gap_s=3)]
+    assert _play(spawn, 10, longest_tokens=100)[2] == 163

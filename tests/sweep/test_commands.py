@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fcntl
 import importlib.util
 import json
 import os
@@ -70,6 +71,18 @@ def test_shards_share_a_folder(folder: Path) -> None:
     assert sorted(p.name for p in (folder / "o").glob("seed=*")) == ["seed=2"]
     done = _harness(*words, "--shard", "0/2", "--json", cwd=folder)
     assert all(row["summary"] for row in json.loads(done.stdout))
+
+
+def test_a_point_that_another_command_runs_is_left_alone(folder: Path) -> None:
+    (folder / "o").mkdir()
+    words = ("sweep", "e.yaml", "--over", "seed=1", "--out", "o")
+    assert _harness(*words, cwd=folder).returncode == 0
+    (folder / "o" / "seed=1" / "summary.json").unlink()
+    with (folder / "o" / ".seed=1.lock").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = _harness(*words, cwd=folder)
+    assert done.returncode == 2 and "another command" in done.stderr
+    assert (folder / "o" / "seed=1" / "calls.parquet").exists(), "what the other has is not touched"
 
 
 @pytest.mark.parametrize(

@@ -56,3 +56,12 @@ def test_the_specification_tells_sweeps_apart(file: Path) -> None:
     one, other = (specification(grid(file, [parse_axis(text)])) for text in ("seed=1,2", "seed=1,3"))
     assert one != other
     assert one == specification(grid(file, [parse_axis("seed=1,2")]))
+
+
+def test_an_edited_trace_makes_another_sweep(file: Path) -> None:
+    axes = [parse_axis("seed=1,2")]
+    before = specification(grid(file, axes))
+    trace = file.with_name("trace.jsonl")
+    assert list(before["files"]) == [str(trace.resolve())]
+    trace.write_text(TRACE.replace("2000", "2001"))
+    assert specification(grid(file, axes)) != before

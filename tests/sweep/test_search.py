@@ -49,3 +49,14 @@ def test_interval_is_student_s_on_logarithms() -> None:
 def test_rates_that_no_experiment_takes_are_refused(low: float, start: float, high: float) -> None:
     with pytest.raises(InputError, match="go beyond"):
         RateLadder(start, 0.05, low, high)
+
+
+def test_a_rate_that_cannot_be_judged_bounds_the_search_and_is_told() -> None:
+    search = Search(RateLadder(1.0, 1.0, 0.1, 64.0))
+    while search.rung is not None:
+        search.answer(None if search.rung >= 4 else True)
+    assert search.met == 3 and search.blind
+    search = Search(RateLadder(1.0, 1.0, 0.1, 64.0))
+    while search.rung is not None:
+        search.answer(None if search.rung >= 4 else search.rung < 2)
+    assert search.met == 1 and not search.blind
