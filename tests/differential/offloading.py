@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace as Namespace
 from typing import Any
 
-from tests.differential import torch_stub
+from fake_workers.vllm_engine import torch_stub
 
 torch_stub.install()
 

@@ -16,7 +16,7 @@ import traceback
 from dataclasses import replace
 from typing import Any
 
-from tests.differential import torch_stub
+from fake_workers.vllm_engine import torch_stub
 
 torch_stub.install()
 

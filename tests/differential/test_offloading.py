@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.differential.install import interpreter
+from fake_workers.vllm_engine.install import interpreter
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = int(os.environ.get("HARNESS_DIFFERENTIAL_OFFLOADS", "80"))
@@ -25,7 +25,7 @@ def worker(module: str, *arguments: str) -> list[dict[str, Any]]:
     """Results of a worker module of this package, one per workload."""
     python = interpreter()
     if python is None:
-        pytest.skip("vLLM's sources are not installed: python -m tests.differential.install")
+        pytest.skip("vLLM's sources are not installed: harness engine install")
     done = subprocess.run(
         [str(python), "-m", f"tests.differential.{module}", *arguments],
         cwd=ROOT,

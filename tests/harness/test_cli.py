@@ -24,7 +24,8 @@ router: {kind: round_robin}
 
 def _harness(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "harness", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120, env=_environment())
+    # far above what any command takes here: a busy machine is not a fault
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=400, env=_environment())
 
 
 def _environment() -> dict[str, str]:

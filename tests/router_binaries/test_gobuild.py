@@ -98,6 +98,8 @@ def releases_of(bench: Bench, wheel: GoWheel = WHEEL) -> Releases:
 
 
 def test_the_command_and_its_environment(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("GO")]:
+        monkeypatch.delenv(name)
     for name, value in {
         "GOFLAGS": "-mod=mod -tags=changed",
         "GOOS": "plan9",
