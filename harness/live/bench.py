@@ -230,13 +230,14 @@ class Bench:
         if token := self._tokens_of_session.get(record.session):
             headers["x-session-token"] = token
         async with self._client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
-            record.routed_ns = record.admitted_ns = self._clock.now_ns
+            record.routed_ns = self._clock.now_ns
             record.router_status = response.status_code
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
                 record.outcome = REJECTED if response.status_code == 400 else FAILED
                 record.message = f"{response.status_code} {text[:200]}"
                 return
+            record.admitted_ns = record.routed_ns
             record.endpoint = self._worker(response.headers.get(SERVED_BY))
             if token := response.headers.get("x-session-token"):
                 self._tokens_of_session[record.session] = token

@@ -226,7 +226,10 @@ _TIER_TERMS = (
 )
 
 
-def glossary(tiers: bool = False) -> Markup:
-    """The words of the table, short; docs/metrics.md has the full definitions. With `tiers` those of cache tiers."""
-    terms = [(tag("dt", term), tag("dd", text)) for term, text in (*_TERMS, *(_TIER_TERMS if tiers else ()))]
+def glossary(tiers: bool = False, gap: bool = True) -> Markup:
+    """The words of the table, short; docs/metrics.md has the full definitions. With `tiers` those of cache tiers, with
+    `gap` the truth gap.
+    """
+    words = [word for word in _TERMS if gap or word[0] != "Truth gap"] + list(_TIER_TERMS if tiers else ())
+    terms = [(tag("dt", term), tag("dd", text)) for term, text in words]
     return tag("section", tag("h2", "Words"), tag("dl", terms, class_="facts words"), id="words")

@@ -216,7 +216,7 @@ def render_html(runs: Sequence[Run]) -> str:
             conditions(runs, swatches),
             costs(runs, swatches),
             repeat(runs, swatches),
-            glossary(shows_tiers(runs)),
+            glossary(shows_tiers(runs), any(column.key == "gap" for column in comparison.columns)),
         ),
     ]
     return page(f"{name}: {head.title}", body, made)

@@ -56,6 +56,8 @@ def test_a_shared_store_serves_what_round_robin_scatters(tmp_path: Path, lmcache
     assert local.summary["tokens_by_source"]["shared"] == 0
     assert shared.summary["hit_rate"]["token"] > local.summary["hit_rate"]["token"]
     assert shared.summary["restore_s"]["mean"] > 0
+    told = ["loads from store cost the wire alone" in " ".join(run.info.notes) for run in (shared, local)]
+    assert told == [True, False]
     assert [tier["name"] for tier in shared.summary["tier"]["tiers"]] == ["dram", "store"]
 
 

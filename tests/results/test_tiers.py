@@ -66,6 +66,13 @@ def test_the_caption_of_the_wait_names_all_shades_of_the_bar() -> None:
         assert words in caption
 
 
+def test_the_words_explain_the_truth_gap_only_where_the_table_has_it(tmp_path: Path) -> None:
+    run = _run(tmp_path, tiers=False)
+    assert "<dt>Truth gap</dt>" in render_html([run])
+    run.summary["router_truth_gap"] = {"mean": None}
+    assert "<dt>Truth gap</dt>" not in render_html([run])
+
+
 def test_broken_and_foreign_tables_are_refused(tmp_path: Path) -> None:
     _run(tmp_path)
     (tmp_path / "links.parquet").write_bytes(b"no table")
