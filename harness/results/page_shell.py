@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -41,6 +42,17 @@ def page(title: str, body: list[Any], figures: dict[str, Any]) -> str:
             "</html>",
             "",
         ]
+    )
+
+
+def page_header(over: str, title: str, answers: Sequence[str], *context: Any) -> Markup:
+    """A page's head: what it is (`over`), its title, the sentences that answer the reader, and lines of context."""
+    return tag(
+        "header",
+        tag("div", tag("p", over, class_="over"), tag("button", "Theme", type="button", id="theme"), class_="bar"),
+        tag("h1", title),
+        tag("ul", [tag("li", answer) for answer in answers], class_="answer"),
+        *context,
     )
 
 

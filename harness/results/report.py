@@ -15,7 +15,7 @@ from harness.results.conditions import conditions, costs, glossary, repeat, vali
 from harness.results.figure import PALETTE_SIZE, Plot
 from harness.results.headline import headline
 from harness.results.markup import Markup, tag
-from harness.results.page_shell import page
+from harness.results.page_shell import page, page_header
 from harness.results.plots import PLOTS, figures
 from harness.results.split_page import split_section
 from harness.results.store import Run
@@ -193,18 +193,7 @@ def render_html(runs: Sequence[Run]) -> str:
     swatches = [swatch(i, run.info.is_baseline) for i, run in enumerate(runs)]
     name = runs[0].info.name or "experiment"
     body = [
-        tag(
-            "header",
-            tag(
-                "div",
-                tag("p", name, class_="over"),
-                tag("button", "Theme", type="button", id="theme"),
-                class_="bar",
-            ),
-            tag("h1", head.title),
-            tag("ul", [tag("li", sentence) for sentence in head.sentences], class_="answer"),
-            _context(runs),
-        ),
+        page_header(name, head.title, head.sentences, _context(runs)),
         tag(
             "main",
             validity(runs, comparison, bad=True),

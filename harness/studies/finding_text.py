@@ -7,7 +7,7 @@ from typing import Any
 from harness.results.compare import number
 from harness.results.figure import facets_of_values
 from harness.results.markup import Markup, tag
-from harness.results.page_shell import page
+from harness.results.page_shell import page, page_header
 from harness.studies.finding import Figure, broken, number_at, ours
 from harness.studies.finding_run import FindingResult
 
@@ -138,17 +138,11 @@ def render_page(result: FindingResult, command: str) -> str:
         wrong = broken(check, result.arms)
         answers.append(check.says if wrong is None else f"NOT SO: {wrong}")
     body = [
-        tag(
-            "header",
-            tag(
-                "div",
-                tag("p", f"study {finding.name}, scale {result.scale}", class_="over"),
-                tag("button", "Theme", type="button", id="theme"),
-                class_="bar",
-            ),
-            tag("h1", finding.title),
+        page_header(
+            f"study {finding.name}, scale {result.scale}",
+            finding.title,
+            answers,
             tag("p", finding.question, class_="context"),
-            tag("ul", [tag("li", line) for line in answers], class_="answer"),
             tag("p", f"Published: {finding.source}", class_="context"),
         ),
         tag(

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.results.figure import axis_of, log_seconds, rounded, run_color
 from harness.results.markup import Markup, tag
-from harness.results.page_shell import page
+from harness.results.page_shell import page, page_header
 from harness.studies.ladder import Ladder
 from harness.studies.llmd import ArmResult
 from harness.studies.sidebyside import TITLES, ArmTable, cell, error_text, not_compared, rate_text
@@ -40,16 +40,10 @@ def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[Ar
         for metric, figure in figures.items()
     ]
     body = [
-        tag(
-            "header",
-            tag(
-                "div",
-                tag("p", f"study {ladder.name}", class_="over"),
-                tag("button", "Theme", type="button", id="theme"),
-                class_="bar",
-            ),
-            tag("h1", ladder.title),
-            tag("ul", [tag("li", line) for line in _answers(tables, results)], class_="answer"),
+        page_header(
+            f"study {ladder.name}",
+            ladder.title,
+            _answers(tables, results),
             tag("p", f"Published: {ladder.source}", class_="context"),
         ),
         tag(

@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.results.figure import axis_of, rounded, run_color
 from harness.results.markup import Markup, tag
-from harness.results.page_shell import page
+from harness.results.page_shell import page, page_header
 
 Point = tuple[float, float]
 
@@ -97,14 +97,8 @@ def render(study: TableStudy) -> str:
         tag("button", _swatch(i), name, type="button", class_="chip", data_run=i, aria_pressed="true")
         for i, name in enumerate(study.legend)
     ]
-    theme = tag("button", "Theme", type="button", id="theme")
     content: list[Any] = [
-        tag(
-            "header",
-            tag("div", tag("p", f"study {study.name}", class_="over"), theme, class_="bar"),
-            tag("h1", study.title),
-            tag("ul", [tag("li", answer) for answer in study.answers], class_="answer"),
-        ),
+        page_header(f"study {study.name}", study.title, study.answers),
         tag(
             "main",
             tag("section", tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Table")),

@@ -8,7 +8,7 @@ from typing import Any, Final
 from harness.results.compare import COLUMNS, Column, lookup, number
 from harness.results.figure import axis_of, log_seconds, rounded, run_color, safe_text
 from harness.results.markup import Markup, tag
-from harness.results.page_shell import page
+from harness.results.page_shell import page, page_header
 from harness.sweep.capacity import Capacity, CapacitySource, Probe
 from harness.sweep.points import Axis, Point
 
@@ -279,13 +279,7 @@ def _over_rate(arms: Sequence[str], probes: Sequence[Probe], slo: str, limit: fl
 
 
 def _header(kind: str, name: str, answers: Sequence[str], command: str) -> Markup:
-    return tag(
-        "header",
-        tag("div", tag("p", kind, class_="over"), tag("button", "Theme", type="button", id="theme"), class_="bar"),
-        tag("h1", name),
-        tag("ul", [tag("li", line) for line in answers], class_="answer"),
-        tag("p", tag("code", command), class_="context"),
-    )
+    return page_header(kind, name, answers, tag("p", tag("code", command), class_="context"))
 
 
 def _legend(labels: Sequence[str]) -> Markup:

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.results.figure import Figure
 from harness.results.markup import Markup, tag
-from harness.results.page_shell import page
+from harness.results.page_shell import page, page_header
 from harness.results.report import swatch
 from harness.trace.plots import TRACE_PLOTS
 from harness.trace.shape import Shape
@@ -29,9 +29,8 @@ def render_trace_page(name: str, found: dict[str, Any], shape: Shape) -> str:
     """The whole page. `name`: the trace's file name; `found`: its statistics."""
     made = trace_figures(shape)
     title = f"{_count(found['sessions'], 'session')}, {_count(found['calls'], 'call')}"
-    bar = tag("div", tag("p", name, class_="over"), tag("button", "Theme", type="button", id="theme"), class_="bar")
     body = [
-        tag("header", bar, tag("h1", title), tag("ul", [tag("li", s) for s in _answers(found)], class_="answer")),
+        page_header(name, title, _answers(found)),
         tag("main", _plots(made), _published(found), _all(found), _conventions()),
     ]
     return page(f"{name}: {title}", body, made)

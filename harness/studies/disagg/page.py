@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.results.figure import axis_of, log_seconds, rounded, run_color
 from harness.results.markup import Markup, tag
-from harness.results.page_shell import page
+from harness.results.page_shell import page, page_header
 from harness.studies.disagg.arms import ArmResult
 
 TITLES = {
@@ -130,16 +130,10 @@ def render(study: Study, results: Sequence[ArmResult], command: str) -> str:
         for i, name in enumerate(series)
     ]
     body = [
-        tag(
-            "header",
-            tag(
-                "div",
-                tag("p", f"study {study.name}", class_="over"),
-                tag("button", "Theme", type="button", id="theme"),
-                class_="bar",
-            ),
-            tag("h1", study.title),
-            tag("ul", [tag("li", line) for line in study.answers], class_="answer"),
+        page_header(
+            f"study {study.name}",
+            study.title,
+            study.answers,
             tag("p", "Published: " + "; ".join(study.sources), class_="context"),
         ),
         tag(
