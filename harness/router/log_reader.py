@@ -15,7 +15,10 @@ FALLBACKS = {
     b"Failed to get request key for parent block": ORPHAN,
     b"Failed to parse message": "KV events dropped, their message could not be read",
 }
-"""What the router says when it silently decides with less than it was configured to."""
+"""What the router says when it silently decides with less than it was configured to.
+
+Counts are lower bounds: its logger writes the first hundred equal lines of a second and then every hundredth.
+"""
 
 _NOISE = (b'"level":"debug"', b'"level":"trace"', b'"level":"Level(-')
 _EXPECTED = (b"totalBlocks is set to 0",)

