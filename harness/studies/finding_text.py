@@ -8,7 +8,7 @@ from harness.results.compare import number
 from harness.results.figure import facets_of_values
 from harness.results.markup import Markup, tag
 from harness.results.page_shell import page, page_header
-from harness.studies.finding import Figure, broken, number_at, ours
+from harness.studies.finding import Figure, Scale, broken, number_at, ours
 from harness.studies.finding_run import FindingResult
 
 
@@ -64,7 +64,7 @@ def markdown(result: FindingResult, command: str) -> str:
     if finding.figures:
         lines += ["| figure | published | ours | ratio | why |", "| --- | ---: | ---: | ---: | --- |"]
         for figure in finding.figures:
-            cells = figure_cells(figure, ours(figure, result.arms))
+            cells = figure_cells(figure, ours(figure, result.arms), result.scale)
             lines.append(f"| {figure.name} | {' | '.join(cells)} | {figure.because} |")
         lines.append("")
     titles = list(finding.shown)
@@ -80,15 +80,16 @@ def markdown(result: FindingResult, command: str) -> str:
     return "\n".join(lines)
 
 
-def figure_cells(figure: Figure, value: float | None) -> list[str]:
-    """Published, ours and their ratio."""
+def figure_cells(figure: Figure, value: float | None, scale: Scale) -> list[str]:
+    """Published, ours and their ratio; at small scale there is none, since the load is another."""
     unit = f" {figure.unit}" if figure.unit else ""
     published, ratio = "-", "-"
     if isinstance(figure.published, tuple):
         published = f"{figure.published[0]:g} to {figure.published[1]:g}{unit}"
     elif figure.published is not None:
-        published = f"{figure.published:g}{unit}"
-        if value is not None and figure.published:
+        large = abs(figure.published) >= 1000
+        published = f"{number(figure.published) if large else format(figure.published, 'g')}{unit}"
+        if value is not None and figure.published and scale == "full":
             ratio = f"{value / figure.published:.2f}"
     return [published, "-" if value is None else f"{number(value)}{unit}", ratio]
 
@@ -102,6 +103,10 @@ def arm_cells(summary: dict[str, Any], paths: list[str]) -> list[str]:
 def run_notes(result: FindingResult) -> list[str]:
     """What the runs say of themselves, each once."""
     notes: dict[str, None] = {}
+    if result.scale == "small" and result.finding.figures:
+        notes["a few sessions only: directions hold, figures do not compare with the published ones (--scale full)"] = (
+            None
+        )
     for arm, runs in result.runs.items():
         for run in runs:
             for reason in run["validity"]["reasons"]:
@@ -166,7 +171,7 @@ def _figures(result: FindingResult) -> Markup | None:
         tag(
             "tr",
             tag("th", figure.name, scope="row"),
-            [tag("td", cell) for cell in figure_cells(figure, ours(figure, result.arms))],
+            [tag("td", cell) for cell in figure_cells(figure, ours(figure, result.arms), result.scale)],
             tag("td", figure.because, style="text-align: left; white-space: normal; min-width: 24em"),
         )
         for figure in result.finding.figures

@@ -15,6 +15,7 @@ from harness.errors import InputError
 from harness.studies.anatomy import kv_sizes, workload
 from harness.studies.finding import Check, Figure, broken, finding_names, load_finding, ours
 from harness.studies.finding_run import mean_of
+from harness.studies.finding_text import figure_cells
 from tests.harness.test_cli import _environment
 
 ARMS = {"a": {"x": {"y": 2.0}}, "b": {"x": {"y": 5.0}}, "c": {"x": {"y": 4.0}}}
@@ -126,8 +127,16 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     document = json.loads(first.stdout)
     assert document["directions"] == [{"says": "caching computes less", "holds": True}]
     assert document["figures"][0]["ours"] > 1 and document["figures"][0]["because"] == "why not"
-    assert "why not" in (tmp_path / "o" / "study.md").read_text()
+    text = (tmp_path / "o" / "study.md").read_text()
+    assert "why not" in text and "do not compare with the published ones" in text
     written = (tmp_path / "o" / "cold" / "summary.json").stat().st_mtime_ns
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
     assert json.loads(again.stdout)["runs"] == document["runs"]
     assert (tmp_path / "o" / "cold" / "summary.json").stat().st_mtime_ns == written
+
+
+def test_a_ratio_is_only_given_at_full_scale() -> None:
+    figure = Figure(name="f", path="x", arm="a", published=3700.0, unit="tok")
+    assert figure_cells(figure, 7400.0, "full") == ["3,700 tok", "7,400 tok", "2.00"]
+    assert figure_cells(figure, 7400.0, "small") == ["3,700 tok", "7,400 tok", "-"]
+    assert figure_cells(figure, None, "full") == ["3,700 tok", "-", "-"]
