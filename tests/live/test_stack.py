@@ -43,7 +43,8 @@ def test_requests_follow_their_prefix(router_release: tuple[str, Path], envoy_pr
     release, binary = router_release
     wanted = experiment(3, release, router={"binary": str(binary)})
     with running(wanted, tmp_path / "run") as live:
-        assert live.complete("warm up").status_code == 200
+        codes: list[int] = []  # the router serves before it has learnt of its workers
+        until(lambda: codes.append(live.complete("warm up").status_code) or codes[-1] == 200)
         until(lambda: live.watch.state()["router_metrics"].get("up") == 1)
         first = live.complete(PREFIX)
         assert first.status_code == 200, first.text
@@ -70,7 +71,7 @@ def test_requests_follow_their_prefix(router_release: tuple[str, Path], envoy_pr
             scored = next(r for r in state["recent"] if r["path"] == "/v1/completions")
             assert set(scored["scores"]) == {"w0", "w1", "w2"}
             assert scored["worker"] == max(scored["scores"], key=scored["scores"].get)
-        assert not state["problems"] and state["failed"] == 0
+        assert not state["problems"] and state["failed"] == len(codes) - 1
     assert not left_behind()
 
 
