@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fake_workers.api.tokenizer import Message, Tokenizer
-from harness.router.tokenizer import TokenizerService, bool_field, packed_field, strings
+from harness.router.tokenizer import TokenizerService, bool_field, fields, packed_field, strings
 
 
 class LiveTokenizerService(TokenizerService):
@@ -46,30 +45,3 @@ class LiveTokenizerService(TokenizerService):
                 messages.append({"role": role, "content": content.decode(errors="replace")})
         ids = np.asarray(self._words.encode(self._words.chat(messages)), np.uint64)
         return packed_field(2, ids) + bool_field(4)
-
-
-def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """All length-delimited fields of a protobuf message, repeated ones too."""
-    at = 0
-    while at < len(message):
-        key, at = _varint(message, at)
-        kind = key & 7
-        if kind == 2:
-            length, at = _varint(message, at)
-            yield key >> 3, message[at : at + length]
-            at += length
-        elif kind == 0:
-            _, at = _varint(message, at)
-        else:
-            at += 8 if kind == 1 else 4
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        value |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return value, at
-        shift += 7

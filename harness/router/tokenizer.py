@@ -11,7 +11,7 @@ import itertools
 import os
 import secrets
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from pathlib import Path
 
@@ -109,14 +109,18 @@ def varint(value: int) -> bytes:
 
 def strings(message: bytes) -> dict[int, bytes]:
     """The length-delimited fields of a protobuf message (the last one of each number)."""
-    found: dict[int, bytes] = {}
+    return dict(fields(message))
+
+
+def fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """All length-delimited fields of a protobuf message with their numbers, repeated ones too."""
     at = 0
     while at < len(message):
         key, at = _read_varint(message, at)
         kind = key & 7
         if kind == _BYTES:
             length, at = _read_varint(message, at)
-            found[key >> 3] = message[at : at + length]
+            yield key >> 3, message[at : at + length]
             at += length
         elif kind == _VARINT:
             _, at = _read_varint(message, at)
@@ -126,7 +130,6 @@ def strings(message: bytes) -> dict[int, bytes]:
             at += 4
         else:
             raise ValueError(f"protobuf wire type {kind} is not in use")
-    return found
 
 
 def _read_varint(message: bytes, at: int) -> tuple[int, int]:
