@@ -10,23 +10,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from harness.arms import vary
 from harness.cache.base import NODE_DRAM
 from harness.errors import InputError
 from harness.experiment import Experiment, validated
+from harness.studies.files import Strict, checked, path_of, read_document
 
 DATA = Path(__file__).parent / "data" / "findings"
 Summary = dict[str, Any]
+_ROUNDING = 1e-12
 Scale = Literal["small", "full"]
-
-
-class Strict(BaseModel):
-    """Unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class GeneratedTrace(Strict):
@@ -115,29 +110,20 @@ def finding_names() -> list[str]:
 
 def load_finding(name_or_path: str) -> Finding:
     """A shipped study by name, or a user's own by path; `base: FILE` in it names a file whose fields it takes over."""
-    path = DATA / f"{name_or_path}.yaml"
-    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
-        path = Path(name_or_path)
+    path = path_of(name_or_path, DATA)
     document = _read(path)
     base = document.pop("base", None)
     if base is not None:
         document = _over(_read(path.parent / str(base)), document)
-    try:
-        return Finding.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise InputError(str(path), f"field {field}: {first['msg']}", "see docs/studies/findings.md") from None
+    return checked(Finding, document, path, "see docs/studies/findings.md")
 
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = read_document(path)
     except OSError:
         known = ", ".join(finding_names())
         raise InputError(str(path), "no such study", f"choose one of: {known}; or give a file") from None
-    except yaml.YAMLError as error:
-        raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})", "correct the syntax") from None
     if not isinstance(document, dict):
         raise InputError(str(path), "holds no mapping", "see docs/studies/findings.md")
     return document
@@ -181,26 +167,21 @@ def number_at(summary: Summary, path: str) -> float | None:
 
 def ours(figure: Figure, summaries: dict[str, Summary]) -> float | None:
     """The figure from the arms' summaries; None where an arm has not run or has no such number."""
-    values = [
-        number_at(summaries[arm], figure.path) if arm in summaries else None
-        for arm in (figure.arm, figure.over, figure.minus)
-        if arm is not None
-    ]
-    if any(value is None for value in values):
-        return None
-    result = values[0]
-    assert result is not None
+
+    def at(arm: str) -> float | None:
+        return number_at(summaries[arm], figure.path) if arm in summaries else None
+
+    result = at(figure.arm)
     if figure.over is not None:
-        divisor = values[1]
-        if not divisor:
-            return None
-        result /= divisor
+        divisor = at(figure.over)
+        result = result / divisor if result is not None and divisor else None
     if figure.minus is not None:
-        result -= values[-1] or 0.0
-    return result * figure.scale
+        less = at(figure.minus)
+        result = result - less if result is not None and less is not None else None
+    return None if result is None else result * figure.scale
 
 
-def broken(check: Check, summaries: dict[str, Summary], unit: float = 1e-12) -> str | None:
+def broken(check: Check, summaries: dict[str, Summary]) -> str | None:
     """What is wrong with a direction, or None: along the arms no step goes the other way, and the ends differ."""
     names = check.rising or check.falling or []
     known = [name for name in names if name in summaries]
@@ -212,6 +193,6 @@ def broken(check: Check, summaries: dict[str, Summary], unit: float = 1e-12) -> 
         return f"{check.says}: no number at {check.path} ({told})"
     sign = 1.0 if check.rising else -1.0
     steps = [sign * ((b or 0.0) - (a or 0.0)) for a, b in pairwise(values)]
-    if min(steps) < -unit or sum(steps) <= unit:
+    if min(steps) < -_ROUNDING or sum(steps) <= _ROUNDING:
         return f"{check.says}: not so ({check.path}: {told})"
     return None

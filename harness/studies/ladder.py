@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from harness.cache.config import FabricConfig
 from harness.errors import InputError
 from harness.experiment import Cache, Engine
 from harness.front_end import FrontEndConfig
+from harness.studies.files import Strict, checked, path_of, read_document
 
 DATA = Path(__file__).parent / "data"
 RELEASES = ("v0.7.1", "v0.10.0")
@@ -25,12 +25,6 @@ ALL_METRICS = (*METRICS, "total_tok_s", "e2e_mean_s", "e2e_p90_s")
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-
-
-class Strict(BaseModel):
-    """Unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class SharedPrefix(Strict):
@@ -149,23 +143,14 @@ def ladder_names() -> list[str]:
 
 def load_ladder(name_or_path: str) -> Ladder:
     """A shipped ladder by name, or a file of the same schema by path."""
-    path = DATA / f"{name_or_path}.yaml"
-    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
-        path = Path(name_or_path)
+    path = path_of(name_or_path, DATA)
     if not path.is_file():
         raise InputError(
             f"study {name_or_path}",
             "unknown",
             f"choose one of: {', '.join(ladder_names())}; or the path of a ladder file",
         )
-    try:
-        return Ladder.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except yaml.YAMLError as error:
-        raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})", "correct the syntax") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
-        raise InputError(str(path), f"field {field}: {first['msg']}", "see harness/studies/data for examples") from None
+    return checked(Ladder, read_document(path), path, "see harness/studies/data for examples")
 
 
 def router_config(config: str, release: str) -> Path:

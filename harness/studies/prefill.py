@@ -11,26 +11,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from fake_workers.pricing.profile import StepProfile
 from fake_workers.pricing.registry import load_profile
 from fake_workers.pricing.steps import RankBatch, step_ns
 from harness.errors import InputError
 from harness.front_end import FrontEnd, FrontEndConfig, FrontEndTimes
+from harness.studies.files import Strict, checked, path_of, read_document
 from harness.studies.front_end import tokenise_us_per_token
 
 DATA = Path(__file__).parent / "data" / "prefill"
 DEFAULT = "llmd"
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
-
-
-class Strict(BaseModel):
-    """Unknown keys are refused."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Series(Strict):
@@ -68,20 +62,11 @@ class Point:
 
 def load_points(name_or_path: str) -> PrefillFile:
     """A shipped file by name, or a user's own by path."""
-    path = DATA / f"{name_or_path}.yaml"
-    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
-        path = Path(name_or_path)
+    path = path_of(name_or_path, DATA)
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in DATA.glob("*.yaml")))
         raise InputError(f"study prefill {name_or_path}", "unknown", f"choose one of: {known}; or the path of a file")
-    try:
-        return PrefillFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except yaml.YAMLError as error:
-        raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})", "correct the syntax") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
-        raise InputError(str(path), f"field {field}: {first['msg']}", f"see {DATA / 'llmd.yaml'}") from None
+    return checked(PrefillFile, read_document(path), path, f"see {DATA / 'llmd.yaml'}")
 
 
 def prefill_ns(profile: StepProfile, prompt_tokens: int, chunk_tokens: int) -> int:

@@ -1,0 +1,44 @@
+"""Files of studies: found by name or path, read, and checked field by field; what is wrong names file and field."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.errors import InputError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def path_of(name_or_path: str, folder: Path) -> Path:
+    """A shipped file of a folder by its name, or a user's own by its path."""
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return Path(name_or_path)
+    return folder / f"{name_or_path}.yaml"
+
+
+def read_document(path: Path) -> Any:
+    """The file's YAML; InputError for what is none. OSError is the caller's, who knows what there is to choose from."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})", "correct the syntax") from None
+
+
+def checked(model: type[Model], document: Any, path: Path, see: str) -> Model:
+    """The document as a model; InputError names the first field that is wrong, with `see` as the remedy."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
+        raise InputError(str(path), f"field {field}: {first['msg']}", see) from None
