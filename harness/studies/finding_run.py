@@ -11,7 +11,7 @@ from typing import Any
 from harness.errors import ComponentError
 from harness.results.store import SUMMARY
 from harness.studies.finding import Finding, Scale, Summary, derived
-from harness.sweep.points import Point
+from harness.sweep.points import Point, described
 from harness.sweep.pool import Listed, Processes, claim, drive
 from harness.trace.generate import generate_sessions
 from harness.trace.profile import load_profile
@@ -48,7 +48,8 @@ def run_finding(
         for arm in finding.arms_at(scale)
         for seed in numbers
     ]
-    claim(out, {"study": finding.name, "scale": scale, "seeds": seeds}, RECORD)
+    # the trace's name says how it is generated, so the points alone tell one study from an edited one
+    claim(out, {"study": finding.name, "scale": scale, "seeds": seeds, "points": described(points)}, RECORD)
     if not trace.exists():
         partial = trace.with_name(f"part-{trace.name}")
         write_trace(partial, generate_sessions(load_profile(made.profile), made.seed, sessions))

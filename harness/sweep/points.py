@@ -88,13 +88,15 @@ def _safe(text: str) -> str:
 
 def specification(points: Sequence[Point]) -> dict[str, Any]:
     """What a sweep consists of, as data: a sweep is only taken up again if this has not changed."""
-    return {
-        "points": [
-            {"name": point.name, "values": point.values, "experiment": yaml.safe_load(resolved_yaml(point.experiment))}
-            for point in points
-        ],
-        "files": file_digests([point.experiment for point in points]),
-    }
+    return {"points": described(points), "files": file_digests([point.experiment for point in points])}
+
+
+def described(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Every point with its experiment in full, as data."""
+    return [
+        {"name": point.name, "values": point.values, "experiment": yaml.safe_load(resolved_yaml(point.experiment))}
+        for point in points
+    ]
 
 
 def file_digests(experiments: Iterable[Experiment]) -> dict[str, str]:

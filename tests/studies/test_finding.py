@@ -133,6 +133,9 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
     assert json.loads(again.stdout)["runs"] == document["runs"]
     assert (tmp_path / "o" / "cold" / "summary.json").stat().st_mtime_ns == written
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(finding).replace("nodes: 1", "nodes: 2"))
+    edited = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
+    assert edited.returncode == 2 and "give another folder" in edited.stderr, "results of two studies never mix"
 
 
 def test_a_ratio_is_only_given_at_full_scale() -> None:
