@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.results.compare import Comparison, merged_notes, number
 from harness.results.markup import Markup, tag
+from harness.results.page_parts import scrolled
 from harness.results.store import Run
 
 
@@ -160,7 +161,7 @@ def costs(runs: Sequence[Run], swatches: Sequence[Markup]) -> Markup:
         body.append(tag("tr", tag("th", mark, info.title, scope="row", class_="name"), cells))
     head = tag("tr", [tag("th", h, scope="col", class_="name" if h == "Run" else None) for h in heads])
     table = tag("table", tag("thead", head), tag("tbody", body))
-    region = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Costs of the simulation")
+    region = scrolled(table, "Costs of the simulation")
     return tag("section", tag("h2", "What the simulation took"), region, id="costs")
 
 
@@ -186,7 +187,7 @@ def repeat(runs: Sequence[Run], swatches: Sequence[Markup]) -> Markup:
         tag("h2", "How to repeat"),
         tag("pre", tag("code", "\n".join(commands))) if commands else None,
         tag("p", "The same versions give the same digests.", class_="note"),
-        tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Digests"),
+        scrolled(table, "Digests"),
         id="repeat",
     )
 

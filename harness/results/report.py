@@ -12,26 +12,16 @@ from typing import Any
 
 from harness.results.compare import Comparison, compare, groups, setting
 from harness.results.conditions import conditions, costs, glossary, repeat, validity
-from harness.results.figure import PALETTE_SIZE, Plot
+from harness.results.figure import Plot
 from harness.results.headline import headline
 from harness.results.markup import Markup, tag
+from harness.results.page_parts import legend, scrolled, swatch
 from harness.results.page_shell import page, page_header
 from harness.results.plots import PLOTS, figures
 from harness.results.split_page import split_section
 from harness.results.store import Run
 from harness.results.tier_plots import TIER_PLOTS, shows_tiers
 from harness.results.tier_table import links_table, tiers_table
-
-
-def swatch(index: int, baseline: bool) -> Markup:
-    """A short line in the run's colour, as the plots draw it."""
-    style = "dotted" if baseline else "solid" if index < PALETTE_SIZE else "dashed"
-    return tag(
-        "span",
-        class_="swatch",
-        style=f"border-top: 3px {style} var(--run{index % PALETTE_SIZE})",
-        aria_hidden="true",
-    )
 
 
 def _context(runs: Sequence[Run]) -> Markup:
@@ -100,7 +90,7 @@ def _table(comparison: Comparison) -> Markup:
     bold = "Bold: best of the valid runs. " if any(row.best for row in comparison.rows) else ""
     return tag(
         "section",
-        tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Comparison table"),
+        scrolled(table, "Comparison table"),
         tag("p", bold + note, class_="note"),
         id="comparison",
     )
@@ -130,7 +120,7 @@ def _differences(runs: Sequence[Run], comparison: Comparison) -> Markup | None:
     return tag(
         "section",
         tag("h2", "In what the arms differ"),
-        tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Settings of the arms"),
+        scrolled(table, "Settings of the arms"),
         tag("p", "All else is equal, the load included. A dash: the arm has no such field.", class_="note"),
         id="arms",
     )
@@ -164,23 +154,11 @@ def _tiers(runs: Sequence[Run], made: dict[str, Any], swatches: Sequence[Markup]
 
 
 def _plots(runs: Sequence[Run], made: dict[str, Any], swatches: Sequence[Markup]) -> Markup:
-    chips = [
-        tag(
-            "button",
-            swatch(i, run.info.is_baseline),
-            run.info.title,
-            type="button",
-            class_="chip",
-            data_run=i,
-            aria_pressed="true",
-        )
-        for i, run in enumerate(runs)
-    ]
-    legend = tag("div", chips, class_="legend", role="group", aria_label="Runs shown in the plots")
+    shown = legend([r.info.title for r in runs], "Runs shown in the plots", [r.info.is_baseline for r in runs])
     absent = [plot.title for plot in PLOTS if plot.key not in made]
     note = tag("p", f"Not shown, for want of data: {'; '.join(absent)}.", class_="note") if absent else None
     parts = [_cards(PLOTS, made), note, *_tiers(runs, made, swatches)]
-    return tag("section", legend if len(runs) > 1 else None, parts, id="plots")
+    return tag("section", shown if len(runs) > 1 else None, parts, id="plots")
 
 
 def render_html(runs: Sequence[Run]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.results.markup import Markup, tag
+from harness.results.page_parts import scrolled
 from harness.results.split import TTFT_PARTS
 from harness.results.store import Run
 
@@ -40,7 +41,7 @@ def split_section(runs: Sequence[Run]) -> Markup | None:
     return tag(
         "section",
         tag("h2", "Prefill and decode on different workers"),
-        tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Disaggregation"),
+        scrolled(table, "Disaggregation"),
         tag("p", note, class_="note"),
         id="disaggregation",
     )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from harness.results.compare import number, percent, points
 from harness.results.markup import Markup, tag
+from harness.results.page_parts import scrolled
 from harness.results.store import Run
 from harness.results.tier_words import link_name, skipped_share, tier_name, tiers_of, unread_share
 
@@ -51,10 +52,6 @@ def _cells(tier: dict[str, Any], input_tokens: int) -> list[str]:
     ]
 
 
-def _framed(table: Markup, label: str) -> Markup:
-    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=label)
-
-
 def tiers_table(runs: Sequence[Run], swatches: Sequence[Markup]) -> Markup:
     """One row per run and tier."""
     columns = [name for _, names in _GROUPS for name in names]
@@ -89,7 +86,7 @@ def tiers_table(runs: Sequence[Run], swatches: Sequence[Markup]) -> Markup:
         " read. Skipped: share of bytes to store that found no room."
     )
     table = tag("table", tag("thead", heads, titles), tag("tbody", body), class_="comparison tiers")
-    return tag("div", _framed(table, "Cache tiers"), tag("p", note, class_="note"))
+    return tag("div", scrolled(table, "Cache tiers"), tag("p", note, class_="note"))
 
 
 def links_table(runs: Sequence[Run], swatches: Sequence[Markup]) -> Markup | None:
@@ -120,4 +117,4 @@ def links_table(runs: Sequence[Run], swatches: Sequence[Markup]) -> Markup | Non
     )
     table = tag("table", tag("thead", head), tag("tbody", body), class_="links")
     note = "Share of its capacity over the whole run (p99: over its seconds), and shares of the time. Full: 99 %."
-    return tag("div", tag("h3", "Links", class_="part"), _framed(table, "Links"), tag("p", note, class_="note"))
+    return tag("div", tag("h3", "Links", class_="part"), scrolled(table, "Links"), tag("p", note, class_="note"))

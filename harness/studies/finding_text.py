@@ -7,6 +7,7 @@ from typing import Any
 from harness.results.compare import number
 from harness.results.figure import facets_of_values
 from harness.results.markup import Markup, tag
+from harness.results.page_parts import comparison_table, plot_card
 from harness.results.page_shell import page, page_header
 from harness.studies.finding import Figure, Scale, broken, number_at, ours
 from harness.studies.finding_run import FindingResult
@@ -131,13 +132,7 @@ def render_page(result: FindingResult, command: str) -> str:
             continue
         key = f"shown{n}"
         figures[key] = figure
-        cards.append(
-            tag(
-                "figure",
-                tag("div", id=f"plot-{key}", class_="plot", style=f"height: {figure['height']}px"),
-                class_="card",
-            )
-        )
+        cards.append(plot_card(key, figure))
     answers = []
     for check in finding.checks:
         wrong = broken(check, result.arms)
@@ -192,11 +187,5 @@ def _arms(result: FindingResult) -> Markup:
 
 
 def _section(title: str, head: list[str], rows: list[Markup]) -> Markup:
-    table = tag(
-        "table",
-        tag("thead", tag("tr", [tag("th", text, scope="col") for text in head])),
-        tag("tbody", rows),
-        class_="comparison",
-    )
-    scroll = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Table")
-    return tag("section", tag("h2", title), scroll)
+    table = comparison_table([tag("th", text, scope="col") for text in head], rows)
+    return tag("section", tag("h2", title), table)

@@ -7,6 +7,7 @@ from typing import Any
 
 from harness.results.figure import axis_of, log_seconds, rounded, run_color
 from harness.results.markup import Markup, tag
+from harness.results.page_parts import comparison_table, legend, plot_card
 from harness.results.page_shell import page, page_header
 from harness.studies.ladder import Ladder
 from harness.studies.llmd import ArmResult
@@ -26,19 +27,7 @@ _CAPTIONS = {
 def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[ArmResult], command: str) -> str:
     """The whole page as HTML."""
     figures = {metric: _figure(metric, tables) for metric in ladder.metrics}
-    chips = [
-        tag("button", _swatch(i), table.name, type="button", class_="chip", data_run=i, aria_pressed="true")
-        for i, table in enumerate(tables)
-    ]
-    plots = [
-        tag(
-            "figure",
-            tag("figcaption", tag("h3", TITLES[metric]), tag("p", _CAPTIONS[metric])),
-            tag("div", id=f"plot-{metric}", class_="plot", style=f"height: {figure['height']}px"),
-            class_="card",
-        )
-        for metric, figure in figures.items()
-    ]
+    plots = [plot_card(metric, figure, TITLES[metric], _CAPTIONS[metric]) for metric, figure in figures.items()]
     body = [
         page_header(
             f"study {ladder.name}",
@@ -50,7 +39,7 @@ def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[Ar
             "main",
             tag(
                 "section",
-                tag("div", chips, class_="legend", role="group", aria_label="Arms shown in the plots"),
+                legend([table.name for table in tables], "Arms shown in the plots"),
                 tag("p", not_compared(ladder, tables) or "Solid with points: ours. Dotted: published.", class_="note"),
                 tag("div", plots, class_="grid"),
             ),
@@ -60,10 +49,6 @@ def render_page(ladder: Ladder, tables: Sequence[ArmTable], results: Sequence[Ar
         ),
     ]
     return page(ladder.title, body, figures)
-
-
-def _swatch(index: int) -> Markup:
-    return tag("span", class_="swatch", style=f"border-top: 3px solid var(--run{index % 8})", aria_hidden="true")
 
 
 def _figure(metric: str, tables: Sequence[ArmTable]) -> dict[str, Any]:
@@ -124,13 +109,8 @@ def _table(table: ArmTable, metrics: Sequence[str]) -> Markup:
         "section",
         tag("h2", table.name),
         tag("p", f"{what}; mean over seeds", class_="note"),
-        _grid(head, body),
+        comparison_table(head, body),
     )
-
-
-def _grid(head: list[Markup], body: list[Markup]) -> Markup:
-    table = tag("table", tag("thead", tag("tr", head)), tag("tbody", body), class_="comparison")
-    return tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Table")
 
 
 def _errors(tables: Sequence[ArmTable], metrics: Sequence[str]) -> Markup:
@@ -147,7 +127,7 @@ def _errors(tables: Sequence[ArmTable], metrics: Sequence[str]) -> Markup:
         "section",
         tag("h2", "Errors"),
         tag("p", note, class_="note"),
-        _grid(head, body),
+        comparison_table(head, body),
     )
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.results.figure import axis_of, rounded, run_color
-from harness.results.markup import Markup, tag
+from harness.results.markup import tag
+from harness.results.page_parts import legend, plot_card, scrolled
 from harness.results.page_shell import page, page_header
 
 Point = tuple[float, float]
@@ -85,26 +86,17 @@ def render(study: TableStudy) -> str:
     ]
     table = tag("table", tag("thead", head), tag("tbody", body), class_="settings")
     cards = [
-        tag(
-            "figure",
-            tag("figcaption", tag("h3", plot.title), tag("p", plot.caption)),
-            tag("div", id=f"plot-{number}", class_="plot", style=f"height: {figures[str(number)]['height']}px"),
-            class_="card",
-        )
+        plot_card(str(number), figures[str(number)], plot.title, plot.caption)
         for number, plot in enumerate(study.plots)
-    ]
-    chips = [
-        tag("button", _swatch(i), name, type="button", class_="chip", data_run=i, aria_pressed="true")
-        for i, name in enumerate(study.legend)
     ]
     content: list[Any] = [
         page_header(f"study {study.name}", study.title, study.answers),
         tag(
             "main",
-            tag("section", tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Table")),
+            tag("section", scrolled(table)),
             tag(
                 "section",
-                tag("div", chips, class_="legend", role="group", aria_label="Lines shown in the plots"),
+                legend(study.legend, "Lines shown in the plots"),
                 tag("p", study.legend_note, class_="note") if study.legend_note else None,
                 tag("div", cards, class_="grid"),
             )
@@ -141,7 +133,3 @@ def _figure(plot: Plot) -> dict[str, Any]:
         for axis, title in (("x", plot.x), ("y", plot.y))
     }
     return {"data": data, "layout": axes, "height": 340}
-
-
-def _swatch(index: int) -> Markup:
-    return tag("span", class_="swatch", style=f"border-top: 3px solid var(--run{index})", aria_hidden="true")

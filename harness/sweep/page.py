@@ -8,6 +8,7 @@ from typing import Any, Final
 from harness.results.compare import COLUMNS, Column, lookup, number
 from harness.results.figure import axis_of, log_seconds, rounded, run_color, safe_text
 from harness.results.markup import Markup, tag
+from harness.results.page_parts import comparison_table, legend, plot_card
 from harness.results.page_shell import page, page_header
 from harness.sweep.capacity import Capacity, CapacitySource, Probe
 from harness.sweep.points import Axis, Point
@@ -47,7 +48,7 @@ def sweep_page(name: str, axes: Sequence[Axis], points: Sequence[Point], summari
         for column in shown
         if column.key in PLOTTED
     }
-    cards = [_card(key, full_title(_column(key)), "", figure) for key, figure in figures.items()]
+    cards = [plot_card(key, figure, full_title(_column(key))) for key, figure in figures.items()]
     head = [tag("th", axis.field, scope="col") for axis in axes] + [
         tag("th", full_title(c), scope="col") for c in shown
     ]
@@ -68,7 +69,7 @@ def sweep_page(name: str, axes: Sequence[Axis], points: Sequence[Point], summari
     answers += [f"{n} is not valid: {'; '.join(summaries[n]['validity']['reasons'])}" for n in invalid]
     body = [
         _header("sweep", name, answers, command),
-        tag("main", _section(_legend([label for label, _, _ in lines]), cards), _table("All points", head, rows)),
+        tag("main", _section([label for label, _, _ in lines], cards), _table("All points", head, rows)),
     ]
     return page(f"{name}: sweep", body, figures)
 
@@ -144,18 +145,18 @@ def capacity_page(name: str, source: CapacitySource, command: str) -> str:
     arms = list(source.arms)
     figures = {"frontier": _frontier(arms, source.probes)}
     cards = [
-        _card(
+        plot_card(
             "frontier",
+            figures["frontier"],
             "Output per GPU against a user's speed",
             "One point per rate and seed: right is faster for the user, up is more for the money. "
             "Full points meet the service level.",
-            figures["frontier"],
         )
     ]
     for slo in source.slos:
         key = slo.name
         figures[key] = _over_rate(arms, source.probes, key, slo.limit)
-        cards.append(_card(key, key, "Over the rate; the dotted line is the limit.", figures[key]))
+        cards.append(plot_card(key, figures[key], key, "Over the rate; the dotted line is the limit."))
     head = ["arm", "seed", "sessions/h/node", "met", *(s.name for s in source.slos), "output tok/s of a call, p50"]
     head += ["output tok/s per GPU", "calls", "calls in the system"]
     rows = [_probe_row(probe) for probe in _sorted(source.probes)]
@@ -163,7 +164,7 @@ def capacity_page(name: str, source: CapacitySource, command: str) -> str:
         _header("capacity", name, answers, command),
         tag(
             "main",
-            _section(_legend(arms), cards),
+            _section(arms, cards),
             _table("All points", [tag("th", text, scope="col") for text in head], rows),
             tag(
                 "section",
@@ -282,39 +283,12 @@ def _header(kind: str, name: str, answers: Sequence[str], command: str) -> Marku
     return page_header(kind, name, answers, tag("p", tag("code", command), class_="context"))
 
 
-def _legend(labels: Sequence[str]) -> Markup:
-    chips = [
-        tag(
-            "button",
-            tag("span", class_="swatch", style=f"border-top: 3px solid var(--run{i % 8})", aria_hidden="true"),
-            label,
-            type="button",
-            class_="chip",
-            data_run=i,
-            aria_pressed="true",
-        )
-        for i, label in enumerate(labels)
-    ]
-    return tag("div", chips, class_="legend", role="group", aria_label="Lines shown in the plots")
-
-
-def _card(key: str, title: str, caption: str, figure: dict[str, Any]) -> Markup:
-    return tag(
-        "figure",
-        tag("figcaption", tag("h3", title), tag("p", caption) if caption else None),
-        tag("div", id=f"plot-{key}", class_="plot", style=f"height: {figure['height']}px"),
-        class_="card",
-    )
-
-
-def _section(legend: Markup, cards: Sequence[Markup]) -> Markup:
-    return tag("section", legend, tag("div", list(cards), class_="grid"))
+def _section(labels: Sequence[str], cards: Sequence[Markup]) -> Markup:
+    return tag("section", legend(labels, "Lines shown in the plots"), tag("div", list(cards), class_="grid"))
 
 
 def _table(title: str, head: Sequence[Markup], rows: Sequence[Markup]) -> Markup:
-    table = tag("table", tag("thead", tag("tr", list(head))), tag("tbody", list(rows)), class_="comparison")
-    scroll = tag("div", table, class_="scroll", tabindex="0", role="region", aria_label="Table")
-    return tag("section", tag("h2", title), scroll)
+    return tag("section", tag("h2", title), comparison_table(head, rows))
 
 
 def _link(folder: str, text: Any) -> Markup:

@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.results.figure import Figure
 from harness.results.markup import Markup, tag
+from harness.results.page_parts import swatch
 from harness.results.page_shell import page, page_header
-from harness.results.report import swatch
 from harness.trace.plots import TRACE_PLOTS
 from harness.trace.shape import Shape
 from harness.trace.table import flat_stats, percent, published, seconds, shown

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.results.figure import axis_of, log_seconds, rounded, run_color
 from harness.results.markup import Markup, tag
+from harness.results.page_parts import comparison_table, legend, plot_card
 from harness.results.page_shell import page, page_header
 from harness.studies.disagg.arms import ArmResult
 
@@ -116,19 +117,7 @@ def render(study: Study, results: Sequence[ArmResult], command: str) -> str:
     """The study's page as HTML."""
     series = list(dict.fromkeys(result.series for result in results))
     figures = {name: _figure(name, study, results, series) for name in study.plots} if study.axis else {}
-    plots = [
-        tag(
-            "figure",
-            tag("figcaption", tag("h3", TITLES[name][0])),
-            tag("div", id=f"plot-{name}", class_="plot", style=f"height: {figure['height']}px"),
-            class_="card",
-        )
-        for name, figure in figures.items()
-    ]
-    chips = [
-        tag("button", _swatch(i), name, type="button", class_="chip", data_run=i, aria_pressed="true")
-        for i, name in enumerate(series)
-    ]
+    plots = [plot_card(name, figure, TITLES[name][0]) for name, figure in figures.items()]
     body = [
         page_header(
             f"study {study.name}",
@@ -140,7 +129,7 @@ def render(study: Study, results: Sequence[ArmResult], command: str) -> str:
             "main",
             tag(
                 "section",
-                tag("div", chips, class_="legend", role="group", aria_label="Series shown in the plots"),
+                legend(series, "Series shown in the plots"),
                 tag("p", "Solid with points: ours. Dotted: published.", class_="note"),
                 tag("div", plots, class_="grid"),
             )
@@ -165,10 +154,6 @@ def render(study: Study, results: Sequence[ArmResult], command: str) -> str:
 def _of_stage(published: Mapping[str, float], stage: str) -> dict[str, float]:
     head = f"{stage}:"
     return {name.removeprefix(head): value for name, value in published.items() if name.startswith(head)}
-
-
-def _swatch(index: int) -> Markup:
-    return tag("span", class_="swatch", style=f"border-top: 3px solid var(--run{index % 8})", aria_hidden="true")
 
 
 def _figure(name: str, study: Study, results: Sequence[ArmResult], series: Sequence[str]) -> dict[str, Any]:
@@ -219,12 +204,11 @@ def _table(study: Study, rows: Sequence[tuple[str, Mapping[str, Any], Mapping[st
         )
         for name, figures, published in rows
     ]
-    table = tag("table", tag("thead", tag("tr", head)), tag("tbody", body), class_="comparison")
     return tag(
         "section",
         tag("h2", title),
         tag("p", "Published / ours / ratio where a figure was published, else ours.", class_="note"),
-        tag("div", table, class_="scroll", tabindex="0", role="region", aria_label=title),
+        comparison_table(head, body, title),
     )
 
 
