@@ -32,7 +32,7 @@ from harness.errors import ComponentError, NoProgressError
 from harness.front_end import FrontEnd, FrontEndTimes
 from harness.load.prompts import Origins
 from harness.load.session import SessionRun
-from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, CallRecord
+from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, CallRecord, arrived
 from harness.results.timeline import TimelineRecorder
 from harness.router.base import Decision, Endpoint, Router, RouteRequest
 from harness.trace.model import Session
@@ -292,15 +292,7 @@ class Simulation:
             session.call_started(index)
             session.call_ended(index)
             return
-        record = CallRecord(
-            call_id=f"{session.session.id}/{index}",
-            session=session.session.id,
-            index=index,
-            chain=call.chain,
-            arrival_ns=self.clock.now_ns,
-            input_tokens=call.input_tokens,
-            requested_output_tokens=call.generated_tokens,
-        )
+        record = arrived(session.session.id, call, self.clock.now_ns)
         self.records.append(record)
         self.counts.arrived += 1
         opened = self._open[record.call_id] = _Open(record, session, index)

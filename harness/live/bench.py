@@ -26,7 +26,7 @@ from harness.load.arrivals import session_starts_ns
 from harness.load.prompts import Origins
 from harness.load.session import SessionRun
 from harness.placement import plan_pools, with_nodes
-from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, CallRecord
+from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, CallRecord, arrived
 from harness.results.runinfo import LoadFacts, RunInfo
 from harness.results.store import Run, write_run
 from harness.workload import Loaded, load_sessions
@@ -185,15 +185,7 @@ class Bench:
             self.left_out += 1
             session.call_ended(index)
             return
-        record = CallRecord(
-            call_id=f"{session.session.id}/{index}",
-            session=session.session.id,
-            index=index,
-            chain=call.chain,
-            arrival_ns=self._clock.now_ns,
-            input_tokens=call.input_tokens,
-            requested_output_tokens=call.generated_tokens,
-        )
+        record = arrived(session.session.id, call, self._clock.now_ns)
         self.records.append(record)
         task = asyncio.get_running_loop().create_task(self._send(session, index, record))
         self._tasks.add(task)

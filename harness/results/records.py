@@ -16,6 +16,7 @@ import msgspec
 import polars as pl
 
 from harness.errors import InputError
+from harness.trace.model import Call
 
 RECORD_SCHEMA: Final = 1
 """Version of the columns; part of the digest and of the Parquet file's metadata."""
@@ -70,6 +71,19 @@ class CallRecord(msgspec.Struct, gc=False, kw_only=True):
     transfer_bytes: int | None = None
     transfer_tokens: int | None = None
     decode_hit_tokens: int | None = None
+
+
+def arrived(session: str, call: Call, now_ns: int) -> CallRecord:
+    """The record of a call that its client sends now."""
+    return CallRecord(
+        call_id=f"{session}/{call.index}",
+        session=session,
+        index=call.index,
+        chain=call.chain,
+        arrival_ns=now_ns,
+        input_tokens=call.input_tokens,
+        requested_output_tokens=call.generated_tokens,
+    )
 
 
 _STR: Final = ("call_id", "session", "chain", "outcome", "message")
