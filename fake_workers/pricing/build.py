@@ -13,7 +13,7 @@ from fake_workers.pricing.accuracy import measure_accuracy
 from fake_workers.pricing.grid import geometric, monotone, thin, token_samples
 from fake_workers.pricing.known import KNOWN, KnownProfile, known_profile, nearest, why_unavailable
 from fake_workers.pricing.profile import StepProfile, Tables, check_tables, save_profile
-from fake_workers.pricing.source import PACKAGE, KernelSource
+from fake_workers.pricing.source import NODE_GPUS, PACKAGE, KernelSource
 
 MAX_STEP_TOKENS = 33_792
 MAX_CHUNK_TOKENS = 32_768
@@ -31,10 +31,13 @@ SPIKE = 0.1
 MAX_MEAN_FALL = 0.05
 
 
-NODE_GPUS = 8
 _INTER_NODE_NOTE = (
     "The group spans nodes: dispatch and combine are the database's formula for an all-gather and reduce-scatter at "
     "the network's rate, not measurements. Expert-parallel libraries that send a token only to its experts are faster."
+)
+_EXCHANGE_NOTE = (
+    "The group spans nodes: dispatch and combine are {}, priced by the tokens of the fullest rank; a row of another "
+    "hidden size holds for the tokens that make the same bytes."
 )
 
 
@@ -99,6 +102,11 @@ def build_profile(known: KnownProfile, log: Callable[[str], None] = lambda _: No
     check_tables(tables, known.name)
     memory = source.memory()
     model = known.source
+    spans = ""
+    if source.exchange is not None:
+        spans = _EXCHANGE_NOTE.format(source.exchange.origin)
+    elif known.layout.gpus > NODE_GPUS:
+        spans = _INTER_NODE_NOTE
     provenance: dict[str, Any] = {
         "package": PACKAGE,
         "package_version": source.package_version,
@@ -112,7 +120,7 @@ def build_profile(known: KnownProfile, log: Callable[[str], None] = lambda _: No
         "origins": {op: dict(sorted(c.items())) for op, c in sorted(source.origins.items())},
         "distance_from_monotone": falls,
         "memory": memory,
-        "notes": [note for note in (model.note, _INTER_NODE_NOTE if known.layout.gpus > NODE_GPUS else "") if note],
+        "notes": [note for note in (model.note, spans) if note],
     }
     profile = StepProfile(
         name=known.name,
@@ -164,7 +172,18 @@ def _tabulate(source: KernelSource, gate: _Gate) -> Tables:
     batches = sorted({1, 2, 3, 4, 5, 6, 8, *geometric(8, MAX_BATCH, 2)})
     contexts = geometric(1, MAX_CONTEXT_TOKENS, 4)
     rows = [gate.cap("decode_attention", [source.decode(b, c).attention for c in contexts], True) for b in batches]
-    return Tables(new, cached, context, work, *dense, *dense_decode, *moe, *moe_decode, batches, contexts, rows)
+    exchange = _exchange(source, gate)
+    return Tables(
+        new, cached, context, work, *dense, *dense_decode, *moe, *moe_decode, batches, contexts, rows, [], *exchange
+    )
+
+
+def _exchange(source: KernelSource, gate: _Gate) -> tuple[list[int], list[int], list[int], list[int]]:
+    found = source.exchange
+    if found is None:
+        return [], [], [], []
+    prefill = gate.keep("exchange", found.prefill_ms)
+    return found.tokens, prefill, found.decode_tokens, gate.cap("exchange_decode", found.decode_ms)
 
 
 def build_known(names: Sequence[str], folder: Path, log: Callable[[str], None] = print) -> list[Path]:

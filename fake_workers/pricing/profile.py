@@ -52,11 +52,14 @@ class Tables:
     dense_ns          everything that is neither attention nor MoE, over tokens of one rank; tensor-parallel
                       collectives included. `dense` for steps with prefill tokens, `dense_decode` for pure
                       decode steps
-    moe_ns            routed experts with dispatch and combine, over the tokens of ALL ranks of the group;
-                      empty for models without experts
+    moe_ns            routed experts over the tokens of ALL ranks of the group, with dispatch and combine unless
+                      exchange_ns holds those; empty for models without experts
     decode_ns[i][j]   decode attention of decode_batch[i] requests of decode_context[j] tokens each
     decode_mixed_ns   the same decodes in a step that also holds a prefill chunk: what they add to the chunk's own
                       attention. Empty: not measured, same as decode_ns
+    exchange_ns       dispatch to and combine from the experts' GPUs, over the tokens of the FULLEST rank (what one
+                      rank has to send bounds it, however little the others send); `exchange_decode` for pure decode
+                      steps. Empty: in moe_ns
     """
 
     context_new: list[int]
@@ -75,6 +78,14 @@ class Tables:
     decode_context: list[int]
     decode_ns: list[list[int]]
     decode_mixed_ns: list[list[int]] = field(default_factory=list)
+    exchange_tokens: list[int] = field(default_factory=list)
+    exchange_ns: list[int] = field(default_factory=list)
+    exchange_decode_tokens: list[int] = field(default_factory=list)
+    exchange_decode_ns: list[int] = field(default_factory=list)
+
+
+_OPTIONAL = ("decode_mixed_ns", "exchange_tokens", "exchange_ns", "exchange_decode_tokens", "exchange_decode_ns")
+"""Tables that a file leaves out where they are empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,10 @@ class StepProfile:
         self._dense_decode = LogCurve(t.dense_decode_tokens, t.dense_decode_ns)
         self._moe = LogCurve(t.moe_tokens, t.moe_ns) if t.moe_tokens else None
         self._moe_decode = LogCurve(t.moe_decode_tokens, t.moe_decode_ns) if t.moe_decode_tokens else None
+        self._exchange = LogCurve(t.exchange_tokens, t.exchange_ns) if t.exchange_tokens else None
+        self._exchange_decode = (
+            LogCurve(t.exchange_decode_tokens, t.exchange_decode_ns) if t.exchange_decode_tokens else None
+        )
         self._log_batch = [math.log(b) for b in t.decode_batch]
         self._log_decode = [[math.log(v) for v in row] for row in t.decode_ns]
         self._log_mixed = [[math.log(v) for v in row] for row in t.decode_mixed_ns]
@@ -131,6 +146,7 @@ class StepProfile:
         self._work_memo: dict[tuple[int, int], int] = {}
         self._dense_memo: dict[tuple[int, bool], int] = {}
         self._moe_memo: dict[tuple[int, bool], int] = {}
+        self._exchange_memo: dict[tuple[int, bool], int] = {}
         self._rows: dict[int, DecodeRow] = {}
         self._mixed_rows: dict[int, DecodeRow] = {}
 
@@ -211,6 +227,19 @@ class StepProfile:
             self._moe_memo[key] = price
         return price
 
+    def exchange_ns(self, tokens: int, decode_only: bool) -> int:
+        """Dispatch and combine where the fullest rank holds `tokens` tokens; 0 where moe_ns holds them."""
+        curve = self._exchange_decode if decode_only else self._exchange
+        if curve is None:
+            return 0
+        key = (tokens, decode_only)
+        price = self._exchange_memo.get(key)
+        if price is None:
+            measured = self.tables.exchange_decode_tokens if decode_only else self.tables.exchange_tokens
+            self._note("tokens of one rank's dispatch", tokens, measured[-1])
+            price = self._exchange_memo[key] = self._curve(tokens, decode_only, curve)
+        return price
+
     def _curve(self, tokens: int, decode_only: bool, curve: LogCurve) -> int:
         price = curve.at(tokens)
         return self.calibration.decode(price) if decode_only else self.calibration.prefill(price)
@@ -282,8 +311,9 @@ def save_profile(profile: StepProfile, path: Path) -> None:
     meta = {key: getattr(profile, key) for key in _META}
     meta |= {"format": FORMAT, "layout": asdict(profile.layout), "limits": asdict(profile.limits)}
     arrays: dict[str, Any] = {key: np.asarray(value, dtype=np.int64) for key, value in asdict(profile.tables).items()}
-    if not profile.tables.decode_mixed_ns:
-        del arrays["decode_mixed_ns"]
+    for name in _OPTIONAL:
+        if not getattr(profile.tables, name):
+            del arrays[name]
     text = json.dumps(meta, indent=1, sort_keys=True, ensure_ascii=False)
     arrays["meta"] = np.frombuffer(text.encode(), dtype=np.uint8)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -346,12 +376,13 @@ def check_tables(tables: Tables, where: str, remedy: str = "build the profile ag
     axis("context_cached", tables.context_cached, 0, 2)
     axis("decode_batch", tables.decode_batch, 1, 2)
     axis("decode_context", tables.decode_context, 1, 2)
-    for name in ("dense", "dense_decode", "moe", "moe_decode"):
+    for name in ("dense", "dense_decode", "moe", "moe_decode", "exchange", "exchange_decode"):
         xs, ys = getattr(tables, f"{name}_tokens"), getattr(tables, f"{name}_ns")
-        axis(f"{name}_tokens", xs, 1, 0 if name.startswith("moe") else 1)
+        axis(f"{name}_tokens", xs, 1, 1 if name.startswith("dense") else 0)
         prices(f"{name}_ns", ys, len(xs))
-    if bool(tables.moe_tokens) != bool(tables.moe_decode_tokens):
-        fail("moe and moe_decode must both be given or both be empty")
+    for name in ("moe", "exchange"):
+        if bool(getattr(tables, f"{name}_tokens")) != bool(getattr(tables, f"{name}_decode_tokens")):
+            fail(f"{name} and {name}_decode must both be given or both be empty")
     grids: dict[str, tuple[list[list[int]], list[int], list[int]]] = {
         "context_ns": (tables.context_ns, tables.context_new, tables.context_cached),
         "decode_ns": (tables.decode_ns, tables.decode_batch, tables.decode_context),

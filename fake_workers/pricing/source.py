@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fake_workers.errors import InputError
+from fake_workers.pricing.exchange import Exchange, experts_of, measured_exchange
 from fake_workers.pricing.known import KnownProfile
 from fake_workers.pricing.kv import SparseLatent
 from fake_workers.pricing.profile import Limits
 
 PACKAGE = "aiconfigurator-core"
+NODE_GPUS = 8
 # Share of GPU memory that vLLM and SGLang may use, and the activation sizes it is computed for.
 MEMORY_FRACTION = 0.9
 MEMORY_STEP_TOKENS = 8192
@@ -35,9 +37,9 @@ def classify(operation: str) -> str:
     """Class of an operation of the database by its name.
 
     attention: everything that depends on a request's own context (for latent attention the whole module with
-    its projections). moe: routed experts with dispatch and combine; in decode steps of models with shared
-    experts the database gives the overlapped pair, which counts as moe. dense: the rest, tensor-parallel
-    collectives included.
+    its projections). moe: routed experts with dispatch and combine (unless those are priced from measurements of their
+    own, see `KernelSource.exchange`); in decode steps of models with shared experts the database gives the overlapped
+    pair, which counts as moe. dense: the rest, tensor-parallel collectives included.
     """
     if "attention" in operation:
         return "attention"
@@ -77,7 +79,9 @@ class KernelSource:
             )
         self.backend_version = str(database.version)
         self.package_version = metadata.version(PACKAGE)
-        self._data = Path(str(package.__file__)).parent / "systems" / "data" / known.system
+        root = Path(str(package.__file__)).parent
+        self._data = root / "systems" / "data" / known.system
+        self.exchange = self._measured_exchange(root)
         try:
             self._engine = engines.EngineHandle.compile(
                 known.source.source_model,
@@ -92,9 +96,20 @@ class KernelSource:
             ) from None
         self.origins: dict[str, Counter[str]] = {}
 
+    def _measured_exchange(self, root: Path) -> Exchange | None:
+        """Dispatch and combine of a group over several nodes, where they were measured."""
+        layout = self.known.layout
+        if layout.ep <= NODE_GPUS:
+            return None
+        model = self.known.source.source_model.replace("/", "--")
+        experts = experts_of(root / "model_configs" / f"{model}_config.json")
+        return None if experts is None else measured_exchange(self._data, experts, layout.ep // NODE_GPUS)
+
     def _split(self, operations: list[Any]) -> Parts:
         sums = {"attention": 0.0, "dense": 0.0, "moe": 0.0}
         for name, milliseconds, _energy, origin in operations:
+            if self.exchange is not None and name.endswith("_dispatch"):
+                continue
             sums[classify(name)] += milliseconds
             self.origins.setdefault(name, Counter())[origin] += 1
         return Parts(**sums)
@@ -120,7 +135,24 @@ class KernelSource:
 
     def decode(self, batch: int, context: int) -> Parts:
         """A step of `batch` decodes of `context` tokens each, the token being computed included."""
-        return self._split(self._engine.decode_step_per_op(batch, max(1, context - 1), 2))
+        parts = self._split(self._engine.decode_step_per_op(batch, max(1, context - 1), 2))
+        return parts if self.exchange is None else parts._replace(moe=self._experts_alone(batch))
+
+    def _experts_alone(self, tokens: int) -> float:
+        """Routed experts of a step of `tokens` tokens on every rank without dispatch and combine, in ms.
+
+        In decode steps of models with shared experts the database gives one number: the longer of the routed path
+        (router, dispatch, experts, combine) and the shared expert beside it. The same kernels stand one by one in
+        its prefill steps.
+        """
+        routed = shared = 0.0
+        operations = self._engine.run_static_per_op(batch_size=1, isl=tokens, osl=1, prefix=0, mode="static_ctx")[0]
+        for name, milliseconds, _energy, _origin in operations:
+            if name in ("context_moe", "context_router_gemm"):
+                routed += milliseconds
+            elif name.startswith("context_shared"):
+                shared += milliseconds
+        return max(routed, shared)
 
     def memory(self) -> dict[str, Any]:
         """KV budget of one rank and its derivation; tokens 0 with the reason where nothing is left."""

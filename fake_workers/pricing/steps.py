@@ -3,7 +3,8 @@
 A node runs one rank (tensor parallel) or several ranks in lock-step (data-parallel attention with expert
 parallel MoE). Its step lasts as long as the slowest rank's own part plus the part that all ranks do together:
 
-    step = max over ranks (attention_r + dense_r) + moe(tokens of all ranks) + per-step overhead
+    step = max over ranks (attention_r + dense_r) + moe(tokens of all ranks) + exchange(tokens of the fullest rank)
+           + per-step overhead
 
 Attention of a rank is that of its prefill chunks, each priced on its own cached prefix, plus one decode term
 over (number of decodes, sum of their contexts), dearer beside a chunk where that was measured. Dense and MoE parts
@@ -43,7 +44,7 @@ class RankBatch(NamedTuple):
 
 def step_ns(profile: StepProfile, ranks: Sequence[RankBatch]) -> int:
     """Duration of one step of a node; 0 when no rank has anything to do."""
-    slowest = tokens = 0
+    slowest = tokens = fullest = 0
     prefilling = False
     per_seq_ns = profile.calibration.per_seq_ns
     for prefills, decodes, context_tokens, drafts in ranks:
@@ -61,11 +62,14 @@ def step_ns(profile: StepProfile, ranks: Sequence[RankBatch]) -> int:
             cost += row.price_ns(context_tokens)
         cost += profile.dense_ns(own, not prefills) + per_seq_ns * (decodes + len(prefills))
         tokens += own
+        if own > fullest:
+            fullest = own
         if cost > slowest:
             slowest = cost
     if not tokens:
         return 0
-    return slowest + profile.moe_ns(tokens, not prefilling) + profile.calibration.per_step_ns
+    shared = profile.moe_ns(tokens, not prefilling) + profile.exchange_ns(fullest, not prefilling)
+    return slowest + shared + profile.calibration.per_step_ns
 
 
 class _Rank:
@@ -101,7 +105,7 @@ class DecodeLeap:
     __slots__ = ("_base", "_cached", "_ends", "_next", "_ranks", "_rates", "_shared", "_starts", "_sums")
 
     def __init__(self, profile: StepProfile, ranks: Sequence[RankBatch]) -> None:
-        tokens = 0
+        tokens = fullest = 0
         per_seq_ns = profile.calibration.per_seq_ns
         self._ranks: list[_Rank] = []
         for prefills, decodes, context_tokens, drafts in ranks:
@@ -109,11 +113,14 @@ class DecodeLeap:
                 raise ValueError("a decode leap cannot hold prefill chunks or drafts")
             if decodes:
                 tokens += decodes
+                fullest = max(fullest, decodes)
                 fixed = profile.dense_ns(decodes, True) + per_seq_ns * decodes
                 self._ranks.append(_Rank(profile.decode_row(decodes), decodes, context_tokens, fixed))
         if not tokens:
             raise ValueError("a decode leap needs at least one decoding rank")
-        self._shared = profile.moe_ns(tokens, True) + profile.calibration.per_step_ns
+        self._shared = (
+            profile.moe_ns(tokens, True) + profile.exchange_ns(fullest, True) + profile.calibration.per_step_ns
+        )
         # Parallel lists over segments: first step index, sum of all steps before it, and the line (base +
         # rate * i).
         self._starts: list[int] = []

@@ -65,7 +65,11 @@ def tables(draw: st.DrawFn) -> Tables:
     batches, contexts = draw(_axis(1, 40, 2, 4)), draw(_axis(1, 4000, 2, 8))
     rows = [draw(_rising(len(contexts), step)) for _ in batches]
     moe = (curve(), curve()) if draw(st.booleans()) else (([], []), ([], []))
-    return Tables(new, cached, context, [], *curve(), *curve(), *moe[0], *moe[1], batches, contexts, rows)
+    exchange = (curve(), curve()) if draw(st.booleans()) else (([], []), ([], []))
+    return Tables(
+        new, cached, context, [], *curve(), *curve(), *moe[0], *moe[1], batches, contexts, rows, [],
+        *exchange[0], *exchange[1],
+    )  # fmt: skip
 
 
 @st.composite

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +16,7 @@ from fake_workers.errors import InputError
 from fake_workers.pricing import build, source
 from fake_workers.pricing.accuracy import measure_accuracy, summary
 from fake_workers.pricing.build import build_known
+from fake_workers.pricing.exchange import Exchange, Experts, experts_of, measured_exchange
 from fake_workers.pricing.grid import geometric, monotone, thin, token_samples
 from fake_workers.pricing.interpolate import LogCurve
 from fake_workers.pricing.known import KNOWN, KnownProfile, known_profile
@@ -86,6 +88,7 @@ class FakeSource:
 
     polluted: tuple[int, ...] = ()
     falling = False
+    exchange: Exchange | None = None
     backend_version, package_version = "0", "0"
 
     def __init__(self, known: KnownProfile) -> None:
@@ -135,6 +138,37 @@ def test_build_from_made_up_measurements(fake_source: type[FakeSource], tmp_path
     assert profile.provenance["distance_from_monotone"]["dense_decode"]["max"] == pytest.approx(0.5, abs=0.01)
 
 
+def test_measured_dispatch_has_tables_of_its_own(fake_source: type[FakeSource], tmp_path: Path) -> None:
+    fake_source.exchange = Exchange([1, 100], [1.0, 2.0], [1, 50], [0.5, 0.6], "DeepEP on 2 nodes")
+    (path,) = build_known(["glm-5.2-fp8-dp16ep16-h200"], tmp_path, log=lambda _: None)
+    profile = load_profile(path)
+    assert profile.exchange_ns(100, False) == 2_000_000 and profile.exchange_ns(1, True) == 500_000
+    assert "DeepEP on 2 nodes, priced by the tokens of the fullest rank" in profile.provenance["notes"][-1]
+    profile.exchange_ns(101, False)
+    assert profile.out_of_grid["tokens of one rank's dispatch"] == 101
+
+
+def test_experts_of_a_model_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    moe = {"hidden_size": 6144, "n_routed_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 78}
+    file.write_text(json.dumps(moe | {"first_k_dense_replace": 3}))
+    assert experts_of(file) == Experts(6144, 256, 8, 75)
+    file.write_text(json.dumps({"hidden_size": 4096, "num_hidden_layers": 32}))
+    assert experts_of(file) is None
+    assert measured_exchange(tmp_path, Experts(6144, 256, 8, 75), 2) is None
+
+
+def test_shipped_dispatch_times_are_the_measured_rows() -> None:
+    # 8192 tokens of hidden size 7168 on two nodes of H200: dispatch 1,609 us, combine 3,928 us (20 SMs); decode steps
+    # 32 tokens: 40.07 and 60.93 us. DeepSeek-V3.2 has that hidden size and 58 layers with experts.
+    deepseek = load_profile("deepseek-v3.2-fp8-dp16ep16-h200")
+    assert deepseek.exchange_ns(8192, False) == 58 * (1_609_000 + 3_928_000)
+    assert deepseek.exchange_ns(32, True) == 58 * (40_070 + 60_930)
+    # GLM-5.2 sends 6144: the same bytes with 7/6 of the tokens, in 75 layers.
+    glm = load_profile("glm-5.2-fp8-dp16ep16-h200")
+    assert glm.exchange_ns(9557, False) == 75 * (1_609_000 + 3_928_000)
+
+
 def test_polluted_rows_are_refused(fake_source: type[FakeSource], tmp_path: Path) -> None:
     fake_source.falling = True
     with pytest.raises(InputError, match="rows of decode_attention fall where they must rise"):
@@ -161,7 +195,7 @@ def test_summary() -> None:
 
 
 @pytest.mark.skipif(not HAS_DATABASE, reason="aiconfigurator-core (extra [profile]) is not installed")
-@pytest.mark.parametrize("name", ["glm-5.2-fp8-dp8ep8-b200", "qwen3-32b-bf16-tp2-h100"])
+@pytest.mark.parametrize("name", ["glm-5.2-fp8-dp8ep8-b200", "glm-5.2-fp8-dp16ep16-h200", "qwen3-32b-bf16-tp2-h100"])
 def test_shipped_profiles_are_what_the_database_gives(name: str, tmp_path: Path) -> None:
     (path,) = build_known([name], tmp_path, log=lambda _: None)
     assert load_profile(path).tables == load_profile(name).tables

@@ -187,8 +187,9 @@ def test_grid_points_of_curves_come_back() -> None:
     assert load_profile("qwen3-32b-bf16-tp2-h100").moe_ns(100, False) == 0
 
 
-def test_file_round_trip_is_exact_and_repeatable(tmp_path: Path) -> None:
-    profile = load_profile("glm-5.2-fp8-tp8ep8-h200")
+@pytest.mark.parametrize("name", ["glm-5.2-fp8-tp8ep8-h200", "glm-5.2-fp8-dp16ep16-h200"])
+def test_file_round_trip_is_exact_and_repeatable(name: str, tmp_path: Path) -> None:
+    profile = load_profile(name)
     save_profile(profile, tmp_path / "a.npz")
     save_profile(read_profile(tmp_path / "a.npz"), tmp_path / "b.npz")
     assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
@@ -245,6 +246,7 @@ def _profile() -> StepProfile:
         ("dense_ns", [1], "dense_ns has 1 prices"),
         ("moe_tokens", [1], "moe_ns has 0 prices"),
         ("decode_ns", [[5, 4]], "decode_ns has 1 rows"),
+        ("exchange_tokens", [1], "exchange_ns has 0 prices"),
     ],
 )
 def test_tables_that_cannot_be_priced(field: str, value: Any, message: str) -> None:

@@ -108,6 +108,20 @@ def test_parts_of_a_node_step() -> None:
     assert step_ns(profile, [RankBatch(), RankBatch()]) == 0
 
 
+def test_dispatch_over_nodes_is_that_of_the_fullest_rank() -> None:
+    profile = load_profile("glm-5.2-fp8-dp16ep16-h200")
+    busy, idle = RankBatch(((8192, 0),)), RankBatch()
+    own = profile.context_attention_ns(8192, 0) + profile.dense_ns(8192, False) + profile.exchange_ns(8192, False)
+    assert step_ns(profile, [busy] + [idle] * 15) == own + profile.moe_ns(8192, False)
+    assert step_ns(profile, [busy] * 16) == own + profile.moe_ns(16 * 8192, False)
+    small, large = RankBatch((), 1, 50_000), RankBatch((), 30, 30 * 50_000)
+    slowest = profile.decode_row(30).price_ns(30 * 50_000) + profile.dense_ns(30, True)
+    expected = slowest + profile.moe_ns(31, True) + profile.exchange_ns(30, True)
+    assert step_ns(profile, [small, large]) == DecodeLeap(profile, [small, large]).step_ns(1) == expected
+    # one-node groups hold dispatch and combine in the experts' rows
+    assert load_profile("glm-5.2-fp8-dp8ep8-b200").exchange_ns(8192, False) == 0
+
+
 def test_one_busy_rank_costs_less_than_eight() -> None:
     profile = load_profile("glm-5.2-fp8-dp8ep8-b200")
     busy = RankBatch(((8192, 100_000),))
