@@ -17,9 +17,8 @@ from fake_workers.engine.scheduler import RankScheduler
 from fake_workers.vllm_engine.install import interpreter as vllm_interpreter
 from fake_workers.vllm_engine.rank import VllmChildError, VllmProcess
 from harness.arms import Arm, differences
-from harness.cache import upstream
 from harness.cache.build import CacheCluster, build_fabric
-from harness.cache.offload_build import EngineFacts, OffloadCluster, connector_options
+from harness.cache.offload_build import OffloadCluster, connector_options
 from harness.clock import VirtualClock, to_ns
 from harness.collector import RareCollections
 from harness.disagg.build import build_disaggregation, is_split, sides
@@ -27,8 +26,6 @@ from harness.disagg.handoff import Side
 from harness.disagg.replay import Disaggregation
 from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Experiment
-from harness.fabric.flows import Fabric
-from harness.fabric.topology import Topology
 from harness.front_end import FrontEndTimes
 from harness.load.arrivals import session_starts_ns
 from harness.placement import PoolPlan, plan_pools, price_of, with_nodes
@@ -40,6 +37,7 @@ from harness.router.select import make_router
 from harness.run_facts import run_info
 from harness.simulation import GroupKind, Simulation, SimulationConfig
 from harness.tier_facts import tier_facts
+from harness.tiers import build_tiers
 from harness.usage import Usage, cpu_s
 from harness.workload import Loaded, load_sessions
 
@@ -239,59 +237,11 @@ def _below(
     fabric, topology = build_fabric(clock, experiment.fabric, experiment.cluster.nodes, gpus)
     exchange = build_disaggregation(experiment, pools, clock, fabric, topology) if split else None
     ranks = sides(pools, topology) if split else None
-    return _tiers(experiment, clock, pools, model, (fabric, topology)), exchange, ranks
+    return build_tiers(experiment, clock, pools, model, (fabric, topology)), exchange, ranks
 
 
 def _gpu_blocks(pools: list[PoolPlan]) -> list[int]:
     return [pool.engine.num_gpu_blocks for pool in pools for _ in pool.endpoints]
-
-
-def _tiers(
-    experiment: Experiment,
-    clock: VirtualClock,
-    pools: list[PoolPlan],
-    model: str,
-    wires: tuple[Fabric, Topology],
-) -> CacheCluster | OffloadCluster | None:
-    """The cache tiers below every node that the experiment wants, if it wants any."""
-    if experiment.cache.kind == "none":
-        return None
-    if any(len({endpoint.node for endpoint in group}) > 1 for pool in pools for group in pool.groups):
-        raise InputError("cache.kind", "a replica that spans nodes has no node's cache", "leave the cache tiers out")
-    fabric, topology = wires
-    per_node = [pool for pool in pools for _ in pool.nodes]
-    ranks = [pool.gpus_per_node // pool.profile.layout.tp for pool in per_node]
-    if experiment.cache.offloading is not None:
-        return OffloadCluster(
-            clock,
-            experiment.cache.offloading,
-            [
-                EngineFacts(count, pool.profile.layout.tp, pool.profile.kv_bytes_per_token_rank)
-                for count, pool in zip(ranks, per_node, strict=True)
-            ],
-            block_tokens=pools[0].engine.block_tokens,
-            kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
-            prefix_caching=pools[0].engine.enable_prefix_caching,
-            fabric=fabric,
-            topology=topology,
-            seed=experiment.seed,
-        )
-    config = experiment.cache.lmcache
-    assert config is not None
-    if not upstream.available():
-        raise InputError("cache.kind", "LMCache is not installed", "pip install '.[lmcache]' (docs/cache.md)")
-    return CacheCluster(
-        clock,
-        config,
-        nodes=experiment.cluster.nodes,
-        ranks_per_node=ranks,
-        block_tokens=pools[0].engine.block_tokens,
-        kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
-        model_name=model,
-        fabric=fabric,
-        topology=topology,
-        seed=experiment.seed,
-    )
 
 
 def engine_kind(experiment: Experiment) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,14 +14,14 @@ from harness.cache.build import CacheCluster
 from harness.cache.ledger import CacheLedger, Restore
 from harness.cache.offload_build import OffloadCluster
 from harness.cache.transfers import ALL_SHARED
-from harness.fabric.flows import Fabric, Link
+from harness.fabric.flows import Fabric
 from harness.fabric.meter import NS_PER_S, RateMeter
+from harness.fabric.topology import kind_of
 from harness.results.tier_data import LINK_COLUMNS, RESTORE_COLUMNS, SERIES_COLUMNS, TierData
 
 _Level = tuple[LevelBins, int]
 """A level in chunks, and the bytes of a chunk."""
 
-_PLACES = re.compile(r"\[[^]]*\]")
 _SUMMED = (
     "resident_bytes",
     "read_bytes",
@@ -128,11 +127,6 @@ def _level_rows(name: str, level: LevelBins, chunk_bytes: int, end_ns: int) -> l
     return rows
 
 
-def _kind(link: Link) -> str:
-    """`host[3]>switch` is of the kind `host>switch`."""
-    return _PLACES.sub("", link.name)
-
-
 def _links(fabric: Fabric, end_ns: int) -> tuple[list[tuple[Any, ...]], list[dict[str, Any]], list[tuple[int, str]]]:
     """All links; per kind of link that carried anything its links together and its busiest; those by number and name.
 
@@ -145,7 +139,7 @@ def _links(fabric: Fabric, end_ns: int) -> tuple[list[tuple[Any, ...]], list[dic
         p99 = meter.percentile_bytes_per_s(99, end_ns)
         facts: dict[str, Any] = {
             "link": link.name,
-            "kind": _kind(link),
+            "kind": kind_of(link.name),
             "capacity_bytes_per_s": link.bytes_per_s,
             "bytes": meter.nanobytes // NS_PER_S,
             "utilisation_mean": meter.mean_bytes_per_s(end_ns) / link.bytes_per_s,
@@ -164,7 +158,7 @@ def _links(fabric: Fabric, end_ns: int) -> tuple[list[tuple[Any, ...]], list[dic
         kinds.append(
             {
                 "kind": kind,
-                "links": sum(_kind(link) == kind for link in fabric.links()),
+                "links": sum(kind_of(link.name) == kind for link in fabric.links()),
                 "bytes": sum(facts["bytes"] for _, _, facts in members),
                 "busiest": {key: value for key, value in top.items() if key != "kind"},
             }

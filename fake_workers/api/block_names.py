@@ -37,11 +37,18 @@ def event_hash(digest: bytes) -> int:
     return int.from_bytes(digest[-8:], "big")
 
 
+def chunk_hash(last_block: int) -> int:
+    """A tier's own hash of the chunk that ends with this block (of `event_hash`): none of the engine's."""
+    return event_hash(hashlib.sha256(b"chunk" + last_block.to_bytes(8, "big")).digest())
+
+
 @dataclass(slots=True)
 class _Origin:
     """Blocks first .. first+len(hashes)-1 that got this origin's name."""
 
     first: int
+    before: PromptRuns
+    """What the origin continues: blocks 0 .. first-1 under the names of others."""
     adapter: str | None = None
     salt: str | None = None
     hashes: list[bytes] = field(default_factory=list)
@@ -59,15 +66,20 @@ class Named:
 class BlockNames:
     """Remembers names of about `most_blocks` blocks. The origins longest unused are forgotten first: a miss, no mix-up.
 
-    `resident(origin)`: whether a cache still holds blocks of it, which is then kept.
+    `resident(origin)`: whether a cache still holds blocks of it, which is then kept. `forgotten` hears of what goes.
     """
 
     def __init__(
-        self, block_tokens: int, most_blocks: int, resident: Callable[[int], bool] = lambda origin: False
+        self,
+        block_tokens: int,
+        most_blocks: int,
+        resident: Callable[[int], bool] = lambda origin: False,
+        forgotten: Callable[[int], None] = lambda origin: None,
     ) -> None:
         self.block_tokens = block_tokens
         self._most = most_blocks
         self._resident = resident
+        self._forgotten = forgotten
         self._names: dict[bytes, tuple[int, int]] = {}
         self._origins: dict[int, _Origin] = {}
         self._next = 1
@@ -106,7 +118,7 @@ class BlockNames:
         if own is None:
             own, self._next = self._next, self._next + 1
             start = known if known < prompt_full else prompt_full
-            self._origins[own] = _Origin(start, lora[0] if lora else None, salt)
+            self._origins[own] = _Origin(start, list(runs), lora[0] if lora else None, salt)
         if known < prompt_full:
             runs.append((own, known, prompt_full))
         self._register(own, digests, tokens)
@@ -125,6 +137,23 @@ class BlockNames:
         size = self.block_tokens
         hashes = [event_hash(h) for h in entry.hashes[a : a + count]]
         return hashes, entry.tokens[a * size : (a + count) * size].tolist()
+
+    def chain(self, origin: int, start: int, count: int) -> tuple[list[int], list[int]] | None:
+        """As `describe`, also where the first of the blocks are named by what the origin continues."""
+        entry = self._origins.get(origin)
+        if entry is None:
+            return None
+        hashes: list[int] = []
+        tokens: list[int] = []
+        for owner, a, b in (*entry.before, (origin, entry.first, start + count)):
+            a, b = max(a, start), min(b, start + count)
+            if a < b:
+                part = self.describe(owner, a, b - a)
+                if part is None:
+                    return None
+                hashes += part[0]
+                tokens += part[1]
+        return (hashes, tokens) if len(hashes) == count else None
 
     def extra_keys(self, origin: int) -> tuple[str | None, str | None] | None:
         """LoRA adapter and cache salt that the origin's blocks are hashed with (the salt in block 0); None: neither."""
@@ -172,6 +201,7 @@ class BlockNames:
             if origin == newest or self._resident(origin):
                 continue
             entry = self._origins.pop(origin)
+            self._forgotten(origin)
             for at, digest in enumerate(entry.hashes):
                 if self._names.get(digest) == (origin, entry.first + at):
                     del self._names[digest]

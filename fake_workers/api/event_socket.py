@@ -14,8 +14,8 @@ import zmq
 import zmq.asyncio
 
 from fake_workers.api import kv_events as wire
-from fake_workers.api.block_names import BlockNames
-from fake_workers.engine.events import Cleared, KvEvent, Removed, Stored
+from fake_workers.api.block_names import BlockNames, chunk_hash
+from fake_workers.engine.events import Cleared, KvEvent, Removed, TierEvent
 from fake_workers.errors import InputError
 
 END_OF_REPLAY = b"\xff" * 8
@@ -91,6 +91,8 @@ class EventSocket:
     def _translate(self, event: KvEvent) -> wire.WireEvent | None:
         if isinstance(event, Cleared):
             return wire.AllBlocksCleared()
+        if isinstance(event, TierEvent):
+            return self._tier(event)
         found = self._names.describe(event.origin, event.start, event.count)
         if found is None:
             self.forgotten += 1
@@ -98,7 +100,6 @@ class EventSocket:
         hashes, tokens = found
         if isinstance(event, Removed):
             return wire.removed(hashes[::-1])
-        assert isinstance(event, Stored)
         parent = self._names.describe(*event.parent, 1) if event.parent else None
         size = self._names.block_tokens
         stored = wire.stored(hashes, parent[0][0] if parent else None, tokens, size)
@@ -111,3 +112,28 @@ class EventSocket:
                 [*names, salt] if salt and event.start + i == 0 else names or None for i in range(event.count)
             ]
         return stored
+
+    def _tier(self, event: TierEvent) -> wire.WireEvent | None:
+        """Neighbouring chunks in one event, where LMCache and vLLM have one each."""
+        found = self._names.chain(event.origin, event.start, event.count)
+        if found is None:
+            self.forgotten += 1
+            return None
+        hashes, tokens = found
+        size = event.hash_blocks
+        if event.hashes != "block":
+            hashes = hashes[size - 1 :: size]
+        chunk = event.hashes == "chunk"
+        if chunk:
+            hashes = [chunk_hash(last) for last in hashes]
+        if not event.stored:
+            return wire.removed(hashes, medium=event.medium, group_idx=None if chunk else 0)
+        if event.hashes == "placeholder":
+            return wire.placeholder_stored(hashes, event.medium)
+        before = self._names.chain(event.origin, event.start - 1, 1) if event.start else None
+        parent = before[0][0] if before else None
+        block = self._names.block_tokens
+        if chunk:
+            parent = None if parent is None else chunk_hash(parent)
+            return wire.chunk_stored(hashes, parent, tokens, size * block, event.medium)
+        return wire.offload_stored(hashes, parent, tokens, block, event.medium)

@@ -1,19 +1,19 @@
 """The engine on the wall clock: one lock-step group, advanced step by step as its steps end.
 
-All of it runs in one event loop. A step's end wakes it; it then tells each stream how many tokens it has by now, the
-metrics what happened in the step, and the event sockets which blocks came and went. Times are the engine's own
-nanoseconds: wall time since the start, times `speed`.
+All of it runs in one event loop. A step's end is an event of the clock; each stream is then told how many tokens it has
+by now, the metrics what happened in the step, and the event sockets which blocks came and went. Times are the engine's
+own nanoseconds: the clock's, less the time that the engine was paused.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fake_workers.api.block_names import BlockNames
 from fake_workers.api.generation import Answer
+from fake_workers.api.paced_clock import PacedClock
 from fake_workers.api.server_metrics import Finished, ServerMetrics
 from fake_workers.engine.connector import Connector, ConnectorOptions
 from fake_workers.engine.events import Cleared, KvEvent
@@ -23,6 +23,10 @@ from fake_workers.engine.scheduler import SchedulerConfig
 
 EventSink = Callable[[int, list[KvEvent]], None]
 """Told of a rank's KV events, in order."""
+
+_STEP, _BEGIN = 0, 3
+"""Order of events at one time: steps end first, idle engines begin after all else."""
+_LOOK_AGAIN_NS = 50_000_000
 
 
 class EngineDeadError(Exception):
@@ -58,92 +62,101 @@ class Stream:
 
 
 class LiveEngine:
-    """A node, its streams, and the wall clock. Call `start` inside the event loop."""
+    """A node and its streams on the wall's clock, which it may share with other engines."""
 
     def __init__(
         self,
         price: StepPrice,
         config: SchedulerConfig,
         metrics: list[ServerMetrics],
+        clock: PacedClock,
         *,
-        speed: float = 1.0,
         keep_events: bool = False,
         connector: Connector | None = None,
         connector_options: ConnectorOptions | None = None,
+        names: BlockNames | None = None,
+        hit_source: str = "p2p",
     ) -> None:
+        """`names`: of blocks that other engines may hold too; None: each rank has its own. `hit_source`: where the
+        connector's tokens come from, in vLLM's words.
+        """
         ranks = len(metrics)
         self.config = config
+        self.clock = clock
         self.node = Node(
             price, config, ranks, keep_events=keep_events, connector=connector, connector_options=connector_options
         )
-        self.has_connector = connector is not None
+        self._external_source = None if connector is None else hit_source
         self.metrics = metrics
-        self.speed = speed
         self.on_events: EventSink = lambda rank, events: None
         self.on_end: Callable[[Stream], None] = lambda stream: None
-        self.names = [self._block_names(rank) for rank in range(ranks)]
+        self.below: Callable[[int, list[KvEvent]], list[KvEvent]] = lambda rank, events: events
+        """Adds what the tiers below a rank have to say to the rank's own KV events."""
+        self.names = [self._block_names(rank) if names is None else names for rank in range(ranks)]
         self.failure: str | None = None
         self._streams: list[dict[EngineRequest, Stream]] = [{} for _ in range(ranks)]
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._origin_ns = time.monotonic_ns()
         self._frozen_ns: int | None = None
+        self._paused_ns = 0
+        """How long the engine's time has stood still."""
+        self._wake_ns: int | None = None
+        self._wake_serial = 0
         self._totals = [(0, 0) for _ in range(ranks)]
-        self.lag_ns = 0
-        """How late the last step's end was seen, wall time."""
 
     def _block_names(self, rank: int) -> BlockNames:
         pool = self.node.ranks[rank].pool
         blocks = self.config.num_gpu_blocks
         return BlockNames(self.config.block_tokens, 2 * blocks + 65536, pool.holds)
 
-    # ------------------------------------------------------------------ clock
-
-    def start(self) -> None:
-        """Begin: now is the engine's time zero."""
-        self._loop = asyncio.get_running_loop()
-        self._origin_ns = time.monotonic_ns()
+    # ------------------------------------------------------------------ time
 
     @property
     def now_ns(self) -> int:
         """The engine's time; stands still while paused."""
         if self._frozen_ns is not None:
             return self._frozen_ns
-        return int((time.monotonic_ns() - self._origin_ns) * self.speed)
+        return self.clock.now_ns - self._paused_ns
 
     @property
     def paused(self) -> bool:
         """Whether time stands still."""
         return self._frozen_ns is not None
 
+    @property
+    def paused_ns(self) -> int:
+        """By how much the engine's time lags behind the clock's."""
+        return self._paused_ns
+
     def freeze(self) -> None:
-        """Stop the clock; requests are taken in but nothing runs."""
+        """Stop the engine's time; requests are taken in but nothing runs."""
         if self._frozen_ns is None:
             self.pump()
             self._frozen_ns = self.now_ns
-            self._arm()
+            self.arm()
 
     def thaw(self) -> None:
         """Go on where `freeze` stopped."""
         if self._frozen_ns is not None:
-            self._origin_ns = time.monotonic_ns() - int(self._frozen_ns / self.speed)
+            self.clock.pump()
+            self._paused_ns = self.clock.now_ns - self._frozen_ns
             self._frozen_ns = None
+            self.arm()
             self.pump()
 
     def call_at(self, t_ns: int, action: Callable[[], None]) -> None:
         """Run `action` at an engine time (the end of a transfer)."""
-        assert self._loop is not None
 
         def due() -> None:
             if self._frozen_ns is not None or self.now_ns < t_ns:
                 self.call_at(t_ns, action)
                 return
-            self.pump()
+            self.bring()
             action()
-            self.pump()
+            self.arm()
 
-        wait_ns = max(t_ns - self.now_ns, 0) if self._frozen_ns is None else 50_000_000
-        self._loop.call_later(wait_ns / self.speed / 1e9, due)
+        at_ns = t_ns + self._paused_ns
+        if self._frozen_ns is not None:
+            at_ns = self.clock.now_ns + _LOOK_AGAIN_NS
+        self.clock.call_at(max(at_ns, self.clock.now_ns), due)
 
     # ------------------------------------------------------------------ requests
 
@@ -155,6 +168,7 @@ class LiveEngine:
         stream.request.arrival_ns = self.node.now_ns
         self._streams[stream.rank][stream.request] = stream
         self.node.submit(stream.rank, stream.request)
+        self.arm()
         self.pump()
 
     def abort(self, stream: Stream, reason: str = "abort") -> None:
@@ -166,6 +180,7 @@ class LiveEngine:
             return
         self.node.abort(stream.rank, stream.request)
         self._end(stream, reason, self.now_ns)
+        self.arm()
         self.pump()
 
     def abort_all(self, rank: int | None = None) -> int:
@@ -199,39 +214,48 @@ class LiveEngine:
     # ------------------------------------------------------------------ the loop
 
     def pump(self) -> None:
-        """Process everything that has ended by now, and wake up again when the next step ends."""
-        if self.failure is None:
-            try:
-                self._advance(self.now_ns)
-            except EngineStuckError as error:
-                self._die(str(error))
-        self._arm()
+        """Bring the clock, and with it this engine, up to the wall's now."""
+        self.clock.pump()
+        self.bring()
 
-    def _advance(self, now: int) -> None:
-        node = self.node
-        while (boundary := node.boundary_ns) is not None and boundary <= now:
-            outcomes = node.advance(boundary)
-            self.lag_ns = int((now - boundary) / self.speed)
-            self._deliver(boundary, outcomes)
-        if node.now_ns < now:
-            self._deliver(now, node.advance(now))
+    def bring(self) -> None:
+        """Bring the engine up to the clock's now, without beginning anything."""
+        if self.failure is None and self._frozen_ns is None:
+            self._advance(begin=False)
 
-    def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if self._loop is None or self._frozen_ns is not None or self.failure is not None:
+    def _advance(self, begin: bool) -> None:
+        now = self.now_ns
+        try:
+            self._deliver(now, self.node.advance(now, begin))
+        except EngineStuckError as error:
+            self.die(str(error))
+        self.arm()
+
+    def arm(self) -> None:
+        """Be woken at the end of the step, or at once if the node would begin with what it has been told."""
+        boundary = None
+        if self._frozen_ns is None and self.failure is None and self.node.boundary_ns is not None:
+            boundary = self.node.boundary_ns + self._paused_ns
+        if boundary == self._wake_ns:
             return
-        boundary = self.node.boundary_ns
+        self._wake_ns = boundary
+        self._wake_serial += 1
         if boundary is not None:
-            wait_s = max(0.0, (boundary - self.now_ns) / self.speed / 1e9)
-            self._timer = self._loop.call_later(wait_s, self.pump)
+            now = self.clock.now_ns
+            rank = _BEGIN if boundary <= now else _STEP
+            self.clock.call_at(max(boundary, now), self._due, self._wake_serial, rank=rank)
+
+    def _due(self, serial: int) -> None:
+        if serial != self._wake_serial:
+            return
+        self._wake_ns = None
+        self._advance(begin=True)
 
     def _deliver(self, now: int, outcomes: list[Outcome]) -> None:
         for rank, streams in enumerate(self._streams):
             if streams:
                 self._deliver_rank(rank, streams, now)
-            events = self.node.take_events(rank)
+            events = self.below(rank, self.node.take_events(rank))
             if events:
                 self.on_events(rank, events)
 
@@ -243,7 +267,7 @@ class LiveEngine:
             if not stream.admitted and request.admitted_ns is not None:
                 stream.admitted = True
                 metrics.admitted(
-                    request.prompt_tokens, request.hit_tokens or 0, stream.external_tokens, self.has_connector
+                    request.prompt_tokens, request.hit_tokens or 0, stream.external_tokens, self._external_source
                 )
             new = request.outputs - stream.ready
             if new > 0:
@@ -302,7 +326,8 @@ class LiveEngine:
         stream.changed.set()
         self.on_end(stream)
 
-    def _die(self, why: str) -> None:
+    def die(self, why: str) -> None:
+        """The engine cannot go on: every request fails, now and later."""
         self.failure = why
         for streams in self._streams:
             for stream in list(streams.values()):

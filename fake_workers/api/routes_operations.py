@@ -75,7 +75,7 @@ def metrics_page(worker: Worker) -> bytes:
             (running if stream.admitted else waiting).add(stream.lora)
     if worker.adapters or running or waiting:
         worker.metrics.set_lora(sorted(running), sorted(waiting), float(worker.started))
-    return worker.metrics.registry.render()
+    return worker.metrics.registry.render() + worker.more_metrics()
 
 
 def adapter_routes(worker: Worker) -> APIRouter:

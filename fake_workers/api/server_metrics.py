@@ -203,15 +203,15 @@ class ServerMetrics:
         self.prompt_by_source["external_kv_transfer"].inc(external_tokens)
         self.h_ttft.observe(ttft_s)
 
-    def admitted(self, tokens: int, local_tokens: int, external_tokens: int, connector: bool) -> None:
-        """A request's prefix has been looked up."""
+    def admitted(self, tokens: int, local_tokens: int, external_tokens: int, source: str | None) -> None:
+        """A request's prefix has been looked up; `source`: where external tokens come from, None without connector."""
         self.prefix_queries.inc(tokens)
         self.prefix_hits.inc(local_tokens)
         self.cached_by_source["device"].inc(local_tokens)
-        if connector:
+        if source is not None:
             self.external_queries.inc(tokens - local_tokens)
             self.external_hits.inc(external_tokens)
-            self.cached_by_source["p2p"].inc(external_tokens)
+            self.cached_by_source[source].inc(external_tokens)
 
     def finished(self, request: Finished) -> None:
         """A request has ended, for whatever reason."""

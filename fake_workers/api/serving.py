@@ -14,7 +14,9 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,10 +27,13 @@ from fake_workers.api.app import make_app
 from fake_workers.api.event_socket import EventSocket
 from fake_workers.api.kv_events import topic
 from fake_workers.api.live_engine import LiveEngine, Stream
+from fake_workers.api.paced_clock import PacedClock
 from fake_workers.api.remote_prefill import RemotePrefill
 from fake_workers.api.server_metrics import ServerMetrics
+from fake_workers.api.tiers import Tiers
 from fake_workers.api.tokenizer import load_tokenizer
 from fake_workers.api.worker import Worker, WorkerSettings
+from fake_workers.engine.connector import Connector
 from fake_workers.engine.events import KvEvent
 from fake_workers.engine.scheduler import SchedulerConfig
 from fake_workers.errors import HarnessError, InputError
@@ -114,6 +119,7 @@ class Recorder:
             "prompt_tokens": request.prompt_tokens,
             "cached_tokens": request.hit_tokens,
             "external_tokens": stream.external_tokens,
+            **({"external_by_tier": request.external_by_tier} if request.external_by_tier else {}),
             "output_tokens": stream.ready,
             "preemptions": request.preemptions,
             "reason": stream.reason,
@@ -154,7 +160,16 @@ class _Server(uvicorn.Server):
 class Group:
     """One engine, its workers and their sockets."""
 
-    def __init__(self, spec: ServeSpec, profile: StepProfile, config: SchedulerConfig, places: list[Place]) -> None:
+    def __init__(
+        self,
+        spec: ServeSpec,
+        profile: StepProfile,
+        config: SchedulerConfig,
+        number: int,
+        clock: PacedClock,
+        tiers: Tiers | None = None,
+    ) -> None:
+        places = spec.groups[number]
         self.sockets = [_listen(place) for place in places]
         info = _cache_info(config)
         metrics = [
@@ -162,17 +177,24 @@ class Group:
             for _ in places
         ]
         self.workers: list[Worker] = []
-        connector = self._connector(spec, profile)
+        remote = self._remote_prefill(spec, profile)
+        connector: Connector | None = tiers.connector(number) if tiers is not None else remote
         self.engine = LiveEngine(
             ProfilePrice(profile),
             config,
             metrics,
-            speed=spec.speed,
+            clock,
             keep_events=spec.events_port is not None,
             connector=connector,
+            connector_options=tiers.options if tiers is not None else None,
+            names=tiers.names if tiers is not None else None,
+            hit_source=tiers.hit_source if tiers is not None else "p2p",
         )
-        if connector is not None:
-            connector.attach(self.engine.node)
+        if tiers is not None:
+            tiers.attach(self.engine)
+            self.engine.below = partial(tiers.said, number)
+        elif remote is not None:
+            remote.attach(self.engine.node)
         tokenizer = load_tokenizer(spec.tokenizer)
         for rank, (place, one) in enumerate(zip(places, metrics, strict=True)):
             events = f"tcp://{place.host}:{spec.events_port}" if spec.events_port else ""
@@ -193,6 +215,8 @@ class Group:
                 replay_endpoint=replay,
             )
             self.workers.append(Worker(settings, self.engine, one, tokenizer))
+            if tiers is not None:
+                self.workers[-1].more_metrics = tiers.metrics
         self.events: list[EventSocket] = []
         if spec.events_port is not None:
             form: Any = spec.events_wire
@@ -212,7 +236,7 @@ class Group:
                 )
             self.engine.on_events = self._publish
 
-    def _connector(self, spec: ServeSpec, profile: StepProfile) -> RemotePrefill | None:
+    def _remote_prefill(self, spec: ServeSpec, profile: StepProfile) -> RemotePrefill | None:
         if spec.kv_link is None:
             return None
         return RemotePrefill(
@@ -227,17 +251,24 @@ class Group:
         self.events[rank].publish(events)
 
 
-async def serve(spec: ServeSpec, stop: asyncio.Event | None = None) -> None:
+Below = Callable[[PacedClock], Tiers]
+"""Builds the tiers of a process on its clock."""
+
+
+async def serve(spec: ServeSpec, stop: asyncio.Event | None = None, below: Below | None = None) -> None:
     """Serve until `stop` is set, or a signal comes."""
     profile = load_profile(spec.profile)
     if spec.calibration:
         profile = profile.calibrated(Calibration.of(**spec.calibration))  # type: ignore[arg-type]
     config = SchedulerConfig(**spec.engine)
     recorder = Recorder(Path(spec.records) if spec.records else None)
-    groups = [Group(spec, profile, config, places) for places in spec.groups]
+    clock = PacedClock(spec.speed)
+    tiers = below(clock) if below is not None else None
+    groups = [Group(spec, profile, config, number, clock, tiers) for number in range(len(spec.groups))]
+    clock.on_failure = partial(_fail, groups)
+    clock.start()
     servers: list[tuple[_Server, socket.socket]] = []
     for group in groups:
-        group.engine.start()
         workers = group.workers
         group.engine.on_end = lambda stream, workers=workers: recorder.write(workers[stream.rank], stream)  # type: ignore[misc]
         for worker, listener in zip(group.workers, group.sockets, strict=True):
@@ -269,10 +300,20 @@ async def serve(spec: ServeSpec, stop: asyncio.Event | None = None) -> None:
     for helper in [*helpers, ended]:
         helper.cancel()
     await asyncio.gather(*helpers, ended, return_exceptions=True)
+    clock.close()
+    if tiers is not None:
+        tiers.close()
     for group in groups:
         for socket_ in group.events:
             socket_.close()
     recorder.close()
+
+
+def _fail(groups: list[Group], error: BaseException) -> None:
+    """What lies below the engines has failed: as with vLLM, no engine of the process goes on."""
+    traceback.print_exception(error, file=sys.stderr)
+    for group in groups:
+        group.engine.die(f"{type(error).__name__}: {error}")
 
 
 def _on_signals() -> asyncio.Event:
@@ -323,6 +364,15 @@ def _cache_info(config: SchedulerConfig) -> dict[str, str]:
     }
 
 
+def run(spec: ServeSpec, below: Below | None = None) -> None:
+    """Serve in an event loop of this process's own."""
+    with contextlib.suppress(ImportError):
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    asyncio.run(serve(spec, below=below))
+
+
 def main(arguments: list[str]) -> int:
     """Entry point of the process."""
     try:
@@ -333,11 +383,7 @@ def main(arguments: list[str]) -> int:
             spec = ServeSpec.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValidationError) as error:
             raise InputError(str(path), f"is no specification ({error})", "write one with the harness") from None
-        with contextlib.suppress(ImportError):
-            import uvloop
-
-            asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
-        asyncio.run(serve(spec))
+        run(spec)
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

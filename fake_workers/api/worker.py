@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,6 +107,8 @@ class Worker:
         """Streams by the client's request id."""
         self.remote_prefills: dict[str, int] = {}
         """Tokens whose KV a prefill worker holds, by engine request id: read by the connector."""
+        self.more_metrics: Callable[[], bytes] = bytes
+        """What a scrape shows beside vLLM's metrics."""
         self._adapters_made = 0
         self._requests = 0
 

@@ -10,7 +10,7 @@ from harness.cache.chunks import ChunkKeys
 from harness.cache.config import CacheConfig, FabricConfig
 from harness.cache.retention import Retention
 from harness.cache.tier import SharedTier
-from harness.cache.transfers import NodePaths, Wires
+from harness.cache.transfers import NodePaths, TierPaths, Wires
 from harness.clock import VirtualClock, to_ns
 from harness.errors import InputError
 from harness.fabric.flows import Fabric
@@ -26,7 +26,40 @@ def build_fabric(clock: VirtualClock, config: FabricConfig, nodes: int, gpus_per
     return Fabric(clock, topology.links, to_ns(config.meter_s)), topology
 
 
-def _check(config: CacheConfig) -> None:
+def check_cluster(
+    config: CacheConfig,
+    *,
+    ranks: Sequence[int],
+    block_tokens: int,
+    kv_bytes_per_token: int,
+    topology: Topology | None,
+) -> None:
+    """InputError for what cannot be built; `ranks[k]`: engines of node k. Needs no LMCache."""
+    if config.chunk_size % block_tokens:
+        raise InputError(
+            "cache.chunk_size",
+            f"{config.chunk_size} tokens are not whole blocks of {block_tokens}",
+            "give a multiple of the engine's block size",
+        )
+    _check_mode(config)
+    chunk_bytes = config.chunk_size * kv_bytes_per_token
+    capacity = int(config.l1_size_gb * GIB // chunk_bytes)
+    if capacity < 2 or (config.mode == "inproc" and capacity < 2 * max(ranks)):
+        raise InputError(
+            "cache.l1_size_gb",
+            f"{config.l1_size_gb} GiB hold {capacity} chunks of {chunk_bytes} bytes",
+            "give node DRAM for at least two chunks (inproc: per replica)",
+        )
+    if len({tier.name for tier in config.l2_adapters}) != len(config.l2_adapters):
+        raise InputError("cache.l2_adapters", "two tiers have the same name", "name them apart")
+    if topology is not None:
+        for node, engines in enumerate(ranks):
+            paths = NodePaths(topology, node, engines)
+            for tier in config.l2_adapters:
+                TierPaths(tier, paths, chunk_bytes)
+
+
+def _check_mode(config: CacheConfig) -> None:
     """What LMCache's in-process mode does not have."""
     if config.mode != "inproc":
         return
@@ -66,13 +99,10 @@ class CacheCluster:
         seed: int = 1,
         make_stack: Any = None,
     ) -> None:
-        if config.chunk_size % block_tokens:
-            raise InputError(
-                "cache.chunk_size",
-                f"{config.chunk_size} tokens are not whole blocks of {block_tokens}",
-                "give a multiple of the engine's block size",
-            )
-        _check(config)
+        ranks = [ranks_per_node] * nodes if isinstance(ranks_per_node, int) else list(ranks_per_node)
+        check_cluster(
+            config, ranks=ranks, block_tokens=block_tokens, kv_bytes_per_token=kv_bytes_per_token, topology=topology
+        )
         upstream.prepare()
         from harness.cache import adapter
         from harness.cache.keys import key_maker
@@ -86,13 +116,6 @@ class CacheCluster:
         make_key = key_maker(model_name.replace("@", "_"))
         self.keys: ChunkKeys[Any] = ChunkKeys(config.chunk_size // block_tokens, make_key)
         capacity = int(config.l1_size_gb * GIB // self.chunk_bytes)
-        ranks = [ranks_per_node] * nodes if isinstance(ranks_per_node, int) else list(ranks_per_node)
-        if capacity < 2 or (config.mode == "inproc" and capacity < 2 * max(ranks)):
-            raise InputError(
-                "cache.l1_size_gb",
-                f"{config.l1_size_gb} GiB hold {capacity} chunks of {self.chunk_bytes} bytes",
-                "give node DRAM for at least two chunks (inproc: per replica)",
-            )
         self._serial = _next_serial()
         self.tiers: list[SharedTier] = []
         self._owners: list[Any] = []
@@ -101,8 +124,6 @@ class CacheCluster:
             self.tiers.append(tier)
             self._owners.append(owner)
             adapter.TIERS[self._tier_key(tier.name)] = tier
-        if len({tier.name for tier in self.tiers}) != len(self.tiers):
-            raise InputError("cache.l2_adapters", "two tiers have the same name", "name them apart")
         wires = Wires(fabric, lambda: clock.now_ns)
         self.traffic = wires.traffic
         self.kv_bytes_per_token = kv_bytes_per_token

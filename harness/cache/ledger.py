@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -47,6 +48,10 @@ class Computed:
                 break
         return known * self._block_tokens
 
+    def forget(self, origin: int) -> None:
+        """No prompt will name this origin again."""
+        self._ends.pop(origin, None)
+
     def add(self, runs: Sequence[Run], tokens: int) -> None:
         """The first so many tokens of a prompt have KV."""
         blocks = tokens // self._block_tokens
@@ -62,9 +67,10 @@ class Computed:
 class CacheLedger:
     """Of all nodes of a run."""
 
-    def __init__(self, block_tokens: int) -> None:
+    def __init__(self, block_tokens: int, most_restores: int | None = None) -> None:
+        """`most_restores`: only the last so many are kept (None: all)."""
         self.computed = Computed(block_tokens)
-        self.restores: list[Restore] = []
+        self.restores: deque[Restore] = deque(maxlen=most_restores)
         self.computed_again_tokens = 0
         """Input tokens that were computed although an earlier call's prompt had had them computed, somewhere."""
 

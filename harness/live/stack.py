@@ -22,10 +22,10 @@ import httpx
 from fake_workers.api.tokenizer import load_tokenizer
 from harness.errors import ComponentError, InputError
 from harness.experiment import Experiment
-from harness.live import envoy
+from harness.live import envoy, tiers
 from harness.live.config import LiveConfig
 from harness.live.router import LiveRouter
-from harness.placement import PoolPlan, plan_pools
+from harness.placement import PoolPlan, plan_pools, with_nodes
 from harness.router.base import Endpoint
 from harness.router.binaries import obtain
 from harness.router.process import RouterProcess, free_ports
@@ -43,6 +43,7 @@ class WorkerProcess:
     spec_path: Path
     endpoints: list[Endpoint]
     log_path: Path
+    module: str = "fake_workers.api.serving"
     process: RouterProcess | None = None
     starts: int = 0
 
@@ -53,7 +54,7 @@ class WorkerProcess:
 
     def start(self) -> None:
         """Start it (again)."""
-        argv = [sys.executable, "-m", "fake_workers.api.serving", str(self.spec_path)]
+        argv = [sys.executable, "-m", self.module, str(self.spec_path)]
         env = dict(os.environ)
         root = str(Path(__file__).parents[2])
         env["PYTHONPATH"] = os.pathsep.join(p for p in (root, env.get("PYTHONPATH")) if p)
@@ -235,9 +236,9 @@ def plan_stack(experiment: Experiment, folder: Path, tell: Tell = lambda line: N
     live = experiment.live or LiveConfig()
     if experiment.cluster.engine.kind != "builtin":
         raise InputError("cluster.engine.kind", "vLLM's scheduler does not run in live workers", "leave it out")
-    if experiment.cache.kind != "none":
-        raise InputError("cache.kind", "LMCache does not run below live workers yet", "leave the section cache out")
     pools = plan_pools(experiment)
+    experiment = with_nodes(experiment, pools)
+    tiers.check(experiment, pools)
     model = experiment.model.name or pools[0].profile.model
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "logs").mkdir(exist_ok=True)
@@ -291,23 +292,45 @@ def plan_stack(experiment: Experiment, folder: Path, tell: Tell = lambda line: N
 
 
 def _worker_processes(stack: Stack) -> list[WorkerProcess]:
-    """Engines spread over processes; a lock-step group stays together."""
+    """Engines spread over processes; a lock-step group stays together, and so do workers that share a cache tier."""
     live, folder = stack.live, stack.folder
-    groups = [(pool, group) for pool in stack.pools for group in pool.groups]
-    wanted = live.processes or max(1, min(len(groups), len(os.sched_getaffinity(0))))
+    cached = stack.experiment.cache.kind != "none"
+    numbers = {group[0].index: number for number, group in enumerate(g for pool in stack.pools for g in pool.groups)}
+    wanted = live.processes or max(1, min(len(numbers), len(os.sched_getaffinity(0))))
     processes: list[WorkerProcess] = []
-    per_pool = {id(pool): [g for p, g in groups if p is pool] for pool in stack.pools}
     for pool in stack.pools:
-        mine = per_pool[id(pool)]
-        share = max(1, min(len(mine), round(wanted * len(mine) / len(groups))))
+        bundles = _together(stack.experiment, pool)
+        share = max(1, min(len(bundles), round(wanted * len(pool.groups) / len(numbers))))
         for number in range(share):
-            part = mine[number::share]
+            part = [group for bundle in bundles[number::share] for group in bundle]
             name = f"workers-{pool.role or 'all'}-{number}"
             spec_path = folder / f"{name}.json"
-            spec_path.write_text(json.dumps(_spec(stack, pool, part, name), indent=1))
+            spec = _spec(stack, pool, part, name)
             served = [endpoint for group in part for endpoint in group]
-            processes.append(WorkerProcess(name, spec_path, served, folder / "logs" / f"{name}.log"))
+            process = WorkerProcess(name, spec_path, served, folder / "logs" / f"{name}.log")
+            if cached:
+                process.module = "harness.live.tiered_worker"
+                spec = {
+                    "serve": spec,
+                    "experiment": stack.experiment.model_dump(mode="json"),
+                    "groups": [numbers[group[0].index] for group in part],
+                    "results": str(folder / "tiers" / name),
+                }
+            spec_path.write_text(json.dumps(spec, indent=1))
+            processes.append(process)
     return processes
+
+
+def _together(experiment: Experiment, pool: PoolPlan) -> list[list[list[Endpoint]]]:
+    """The pool's groups in bundles that need one process each."""
+    if experiment.cache.kind == "none":
+        return [[group] for group in pool.groups]
+    if not tiers.nodes_apart(experiment):
+        return [pool.groups]
+    by_node: dict[int, list[list[Endpoint]]] = {}
+    for group in pool.groups:
+        by_node.setdefault(group[0].node, []).append(group)
+    return list(by_node.values())
 
 
 def _spec(stack: Stack, pool: PoolPlan, groups: list[list[Endpoint]], name: str) -> dict[str, Any]:

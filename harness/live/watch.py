@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from harness.live.tier_watch import TierWatch
 from harness.router.base import Endpoint
 
 INTERVAL_S = 0.5
@@ -34,6 +35,7 @@ _COUNTERS = {
     "generated": "vllm:generation_tokens_total",
     "queries": "vllm:prefix_cache_queries_total",
     "hits": "vllm:prefix_cache_hits_total",
+    "external": "vllm:external_prefix_cache_hits_total",
     "requests": "vllm:request_success_total",
     "preemptions": "vllm:num_preemptions_total",
     "ttft_sum": "vllm:time_to_first_token_seconds_sum",
@@ -84,7 +86,7 @@ class Watched:
 
     def view(self) -> dict[str, Any]:
         """For the page."""
-        rates = {"prompt_per_s": 0.0, "generated_per_s": 0.0, "hit_rate": None, "ttft_s": None}
+        rates = {"prompt_per_s": 0.0, "generated_per_s": 0.0, "hit_rate": None, "tier_rate": None, "ttft_s": None}
         requests = 0.0
         if self.samples:
             (_, first), (t1, last) = self.samples[0], self.samples[-1]
@@ -95,7 +97,9 @@ class Watched:
                 rates["prompt_per_s"] = (last["prompt"] - before["prompt"]) / span
                 rates["generated_per_s"] = (last["generated"] - before["generated"]) / span
             if last["queries"] > first["queries"]:
-                rates["hit_rate"] = (last["hits"] - first["hits"]) / (last["queries"] - first["queries"])
+                asked = last["queries"] - first["queries"]
+                rates["hit_rate"] = (last["hits"] - first["hits"]) / asked
+                rates["tier_rate"] = (last["external"] - first["external"]) / asked
             if last["ttft_count"] > first["ttft_count"]:
                 rates["ttft_s"] = (last["ttft_sum"] - first["ttft_sum"]) / (last["ttft_count"] - first["ttft_count"])
         e = self.endpoint
@@ -132,6 +136,7 @@ class Watch:
         self._history: deque[dict[str, float]] = deque(maxlen=HISTORY)
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
         self._served = self._failed = 0
+        self._tiers = TierWatch()
         self.problems: list[str] = []
 
     # ------------------------------------------------------------------ in
@@ -185,6 +190,7 @@ class Watch:
             worker.gauges = {}
             return
         worker.take(time.monotonic(), sums(page, _GAUGES), sums(page, _COUNTERS))
+        self._tiers.take(page)
 
     async def _scrape_router(self, client: httpx.AsyncClient) -> None:
         assert self._router_url is not None
@@ -200,6 +206,7 @@ class Watch:
         self._router = found
 
     def _remember(self) -> None:
+        self._tiers.remember()
         views = [worker.view() for worker in self._workers]
         self._history.append(
             {
@@ -227,6 +234,7 @@ class Watch:
             "failed": self._failed,
             "problems": self.problems,
             "benches": self._benches(),
+            **self._tiers.view(),
         }
 
     def _benches(self) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from fake_workers.api.serving import Place, ServeSpec, serve
+from fake_workers.api.serving import Below, Place, ServeSpec, serve
 from fake_workers.pricing.registry import load_profile
 from harness.router.endpoints import loopback_endpoints
 from harness.router.process import free_ports
@@ -51,7 +51,7 @@ def spec(workers: int = 1, *, blocks: int = 4000, events: bool = False, **more: 
 
 
 @contextmanager
-def serving(wanted: ServeSpec) -> Iterator[Live]:
+def serving(wanted: ServeSpec, below: Below | None = None) -> Iterator[Live]:
     """Serve in a thread until the block ends."""
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
@@ -60,7 +60,7 @@ def serving(wanted: ServeSpec) -> Iterator[Live]:
     def run() -> None:
         asyncio.set_event_loop(loop)
         try:
-            loop.run_until_complete(serve(wanted, stop))
+            loop.run_until_complete(serve(wanted, stop, below))
         except BaseException as error:
             failure.append(error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_workers.api.block_names import NONE_HASH, BlockNames, block_hash, event_hash
+from fake_workers.api.block_names import NONE_HASH, BlockNames, block_hash, chunk_hash, event_hash
 
 SIZE = 4
 TOKEN = st.integers(0, 1)
@@ -71,6 +71,33 @@ def test_events_get_hashes_and_tokens_back() -> None:
     assert hashes[0] == event_hash(digest)
     assert hashes[1] == event_hash(block_hash(digest, prompt[4:8], extra[:1]))
     assert names.extra_keys(named.origin) == ("adapter", "salty")
+
+
+def test_a_chain_goes_on_over_names() -> None:
+    """Blocks that an origin continues are found under the names of those that brought them."""
+    names = BlockNames(SIZE, 1000)
+    first = list(range(10))
+    names.name(first, [50, 51])
+    longer = [*first, 50, 51, *range(60, 72)]
+    named = names.name(longer, [])
+    assert len(named.runs) == 2
+    found = names.chain(named.origin, 1, 5)
+    digest, hashes = None, []
+    for i in range(6):
+        digest = block_hash(digest, longer[4 * i : 4 * i + 4])
+        hashes.append(event_hash(digest))
+    assert found == (hashes[1:], longer[4:24])
+    assert names.chain(named.origin, 4, 1) == names.describe(named.origin, 4, 1)
+    assert names.chain(named.origin, 4, 3) is None
+    assert len({chunk_hash(h) for h in hashes} | set(hashes)) == 12
+
+
+def test_who_keeps_keys_hears_what_is_forgotten() -> None:
+    gone: list[int] = []
+    names = BlockNames(SIZE, 8, resident=lambda origin: origin == 2, forgotten=gone.append)
+    origins = [names.name([100 + i] * 16, []).origin for i in range(8)]
+    assert gone and set(gone) <= set(origins) - {2}
+    assert all(names.describe(origin, 0, 1) is None for origin in gone)
 
 
 def test_what_a_cache_holds_is_not_forgotten() -> None:

@@ -7,7 +7,10 @@ from typing import Any
 import msgpack
 import zmq
 
-from fake_workers.api.block_names import block_hash, event_hash
+from fake_workers.api.block_names import BlockNames, block_hash, chunk_hash, event_hash
+from fake_workers.api.event_socket import EventSocket
+from fake_workers.engine.events import TierEvent
+from harness.router.process import free_ports
 from tests.api.live_server import Live, serving, spec
 
 
@@ -86,3 +89,54 @@ def test_events_on_the_wire_and_by_replay() -> None:
             assert replay(context, live, 10**6) == []
         finally:
             context.destroy(0)
+
+
+def test_events_of_tiers() -> None:
+    """LMCache's chunks with hashes of their own, vLLM's blocks with the engine's, placeholders without tokens."""
+    names = BlockNames(4, 100)
+    ids = list(range(16))
+    before = names.name(ids[:8], [])
+    after = names.name(ids, [])
+    assert after.runs[0][0] == before.origin
+    hashes, digest = [], None
+    for i in range(4):
+        digest = block_hash(digest, ids[4 * i : 4 * i + 4])
+        hashes.append(event_hash(digest))
+    (port,) = free_ports(1)
+    socket = EventSocket(f"tcp://127.0.0.1:{port}", None, b"kv@a", 0, names)
+    context = zmq.Context()
+    reader = context.socket(zmq.SUB)
+    reader.setsockopt(zmq.SUBSCRIBE, b"")
+    reader.setsockopt(zmq.RCVTIMEO, 5000)
+    reader.connect(f"tcp://127.0.0.1:{port}")
+
+    def said(*events: TierEvent) -> list[dict[str, Any]]:
+        socket.publish(events)
+        return list(msgpack.unpackb(reader.recv_multipart()[2])[1])
+
+    def event(stored: bool, start: int, count: int, kind: Any, size: int) -> TierEvent:
+        return TierEvent(0, "CPU", stored, after.origin, start, count, kind, size)
+
+    try:
+        while not reader.poll(20):
+            socket.publish([event(False, 0, 2, "chunk", 2)])
+        while reader.poll(100):
+            reader.recv_multipart()
+        # the second chunk of two blocks, then one of three whose first blocks another prompt brought
+        second, crossing = said(event(True, 2, 2, "chunk", 2), event(True, 0, 3, "chunk", 3))
+        assert second["block_hashes"] == [chunk_hash(hashes[3])] and second["token_ids"] == ids[8:]
+        assert second["parent_block_hash"] == chunk_hash(hashes[1])
+        assert (second["block_size"], second["medium"], "group_idx" in second) == (8, "CPU", False)
+        assert crossing["token_ids"] == ids[:12] and crossing["parent_block_hash"] is None
+        block, gone = said(event(True, 1, 3, "block", 1), event(False, 1, 3, "block", 1))
+        assert block["block_hashes"] == hashes[1:] and block["token_ids"] == ids[4:]
+        assert (block["parent_block_hash"], block["block_size"], block["group_idx"]) == (hashes[0], 4, 0)
+        assert gone["block_hashes"] == hashes[1:] and gone["type"] == "BlockRemoved"
+        (place,) = said(event(True, 0, 4, "placeholder", 2))
+        assert place["block_hashes"] == [hashes[1], hashes[3]] and place["token_ids"] == []
+        socket.publish([TierEvent(0, "CPU", True, 99, 0, 2, "chunk", 2)])
+        assert socket.forgotten == 1
+    finally:
+        reader.close(0)
+        context.term()
+        socket.close()

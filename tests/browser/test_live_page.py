@@ -14,10 +14,12 @@ import pytest
 pytest.importorskip("fastapi")
 
 from harness.live.run import make_page
+from harness.live.tiers import LiveTiers
 from harness.live.watch import Watch
 from harness.router.base import Endpoint
 from tests.api.live_server import Live, serving, spec
 from tests.browser.page import Page
+from tests.live.running import experiment
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +31,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Live, 
     import uvicorn
 
     flipped: list[tuple[str, str]] = []
-    with serving(spec(3)) as live:
+    wanted = experiment(3, cache={"kind": "offloading", "offloading": {"cpu_bytes_to_use": 8 << 30}})
+    with serving(spec(3), lambda clock: LiveTiers(clock, wanted, [0, 1, 2], "sim/model")) as live:
         endpoints = [
             Endpoint(i, group[0].name, group[0].host, group[0].port, 0) for i, group in enumerate(live.spec.groups)
         ]
@@ -77,6 +80,9 @@ def test_the_page(
     page.wait("[...document.querySelectorAll('.worker p')].some((p) => p.textContent.includes(' done'))")
     assert page.js("return document.querySelectorAll('.worker').length") == 3
     assert page.js("return document.querySelector('#recent tbody td:nth-child(4)').textContent") == first.name
+    page.wait("document.querySelectorAll('#links tbody tr').length > 0")
+    assert page.js("return document.querySelector('#tiers tbody td').textContent") == "dram of node 0"
+    assert page.js("return document.querySelector('#links tbody td').textContent").startswith("gpu>host")
     assert "1.50" in page.js("return document.querySelector('.scores .best').textContent")
     assert page.js("return document.documentElement.scrollWidth <= window.innerWidth"), (
         "the page is wider than the screen"

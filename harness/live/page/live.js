@@ -9,6 +9,13 @@ const number = (x) => x == null ? "–" : x >= 10000 ? Math.round(x / 1000) + "k
   : x >= 10 ? x.toFixed(1).replace(/\.0$/, "") : x.toFixed(2).replace(/\.?0+$/, "");
 const percent = (x) => x == null ? "–" : (100 * x).toFixed(x > 0 && x < 0.1 ? 1 : 0) + " %";
 const ms = (x) => x == null ? "–" : x >= 10000 ? (x / 1000).toFixed(1) + " s" : Math.round(x) + " ms";
+const bytes = (x) => {
+  if (x == null) return "–";
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let i = 0;
+  while (x >= 1000 && i < units.length - 1) { x /= 1000; i++; }
+  return number(x) + " " + units[i];
+};
 let lastSeen = 0, failures = 0;
 
 async function flip(component, action) {
@@ -23,7 +30,7 @@ function bar(kind, label, share, text) {
     make("span", {textContent: text}));
 }
 
-function worker(w, most, recent, switches) {
+function worker(w, most, recent, switches, tiered) {
   const hit = recent.some((r) => r.worker === w.name && r.t > lastSeen);
   const card = make("article", {className: "worker" + (w.up ? "" : " down") + (hit ? " hit" : "")});
   const title = make("h3", {}, make("span", {className: "dot" + (w.up ? "" : " off"), textContent: w.name}),
@@ -33,6 +40,7 @@ function worker(w, most, recent, switches) {
     bar("wait", "waiting", w.waiting / most, number(w.waiting)),
     bar("kv", "KV in use", w.kv, percent(w.kv)),
     bar("hitrate", "cache hits", w.hit_rate || 0, percent(w.hit_rate)));
+  if (tiered) card.append(bar("hitrate", "from tiers", w.tier_rate || 0, percent(w.tier_rate)));
   card.append(make("p", {textContent: `${number(w.generated_per_s)} tok/s out, ${number(w.prompt_per_s)} tok/s in, `
     + `TTFT ${w.ttft_s == null ? "–" : ms(1000 * w.ttft_s)}, ${number(w.requests)} done`}));
   if (w.restarts) card.append(make("p", {textContent: `restarted ${w.restarts}×: its KV events count from 0 again; what `
@@ -70,6 +78,21 @@ function chart(svg, rows, keys) {
     });
     node("path", {d: "M" + points.join("L"), class: "ab"[i]});
   });
+}
+
+const cell = (text, kind = "num") => make("td", {className: kind, textContent: text});
+
+function tier(t) {
+  const share = t.capacity ? t.resident / t.capacity : 0;
+  return make("tr", {}, cell(t.name + (t.node === "" ? "" : ` of node ${t.node}`), ""),
+    make("td", {className: "wide"}, t.capacity ? bar("kv", "", share, percent(share)) : "unlimited"),
+    cell(bytes(t.resident)), cell(percent(t.hit_rate)), cell(bytes(t.read_per_s)), cell(bytes(t.written_per_s)),
+    cell(bytes(t.evicted)));
+}
+
+function link(l) {
+  return make("tr", {}, cell(`${l.kind} (${l.links})`, ""), cell(l.busiest, "wide"),
+    cell(percent(l.use)), cell(bytes(l.rate)), cell(bytes(l.rate_all)), cell(bytes(l.bytes_all)));
 }
 
 function decision(r) {
@@ -111,7 +134,11 @@ function draw(s) {
   chart($("chart-requests"), s.history, ["running", "waiting"]);
   chart($("chart-tokens"), s.history, ["generated", "prompt"]);
   const most = Math.max(4, ...s.workers.map((w) => Math.max(w.running, w.waiting)));
-  $("workers").replaceChildren(...s.workers.map((w) => worker(w, most, s.recent, s.switches)));
+  $("workers").replaceChildren(...s.workers.map((w) => worker(w, most, s.recent, s.switches, s.tiers.length > 0)));
+  $("tiers-section").hidden = !s.tiers.length;
+  document.querySelector("#tiers tbody").replaceChildren(...s.tiers.map(tier));
+  $("links").hidden = !s.links.length;
+  document.querySelector("#links tbody").replaceChildren(...s.links.map(link));
   $("served").textContent = s.served ? `${number(s.served)} through the gateway` : "";
   $("none").hidden = $("try").hidden = s.recent.length > 0 || !s.gateway;
   $("try").textContent = s.curl || "";

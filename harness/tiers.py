@@ -1,0 +1,82 @@
+"""The cache tiers below the nodes that an experiment wants: checked, built."""
+
+from __future__ import annotations
+
+from harness.cache import upstream
+from harness.cache.build import CacheCluster, check_cluster
+from harness.cache.offload_build import EngineFacts, OffloadCluster
+from harness.clock import VirtualClock
+from harness.errors import InputError
+from harness.experiment import Experiment
+from harness.fabric.flows import Fabric
+from harness.fabric.topology import Topology
+from harness.placement import PoolPlan
+
+
+def check_tiers(experiment: Experiment, pools: list[PoolPlan], topology: Topology) -> None:
+    """InputError for what cannot be built, found without loading LMCache."""
+    config = experiment.cache.lmcache
+    if any(len({endpoint.node for endpoint in group}) > 1 for pool in pools for group in pool.groups):
+        raise InputError("cache.kind", "a replica that spans nodes has no node's cache", "leave the cache tiers out")
+    if config is None:
+        return
+    if not upstream.available():
+        raise InputError("cache.kind", "LMCache is not installed", "pip install '.[lmcache]' (docs/cache.md)")
+    check_cluster(
+        config,
+        ranks=_engines_per_node(pools),
+        block_tokens=pools[0].engine.block_tokens,
+        kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
+        topology=topology,
+    )
+
+
+def build_tiers(
+    experiment: Experiment,
+    clock: VirtualClock,
+    pools: list[PoolPlan],
+    model: str,
+    wires: tuple[Fabric, Topology],
+) -> CacheCluster | OffloadCluster | None:
+    """The cache tiers below every node that the experiment wants, if it wants any."""
+    if experiment.cache.kind == "none":
+        return None
+    fabric, topology = wires
+    check_tiers(experiment, pools, topology)
+    if experiment.cache.offloading is not None:
+        return OffloadCluster(
+            clock,
+            experiment.cache.offloading,
+            [
+                EngineFacts(count, pool.profile.layout.tp, pool.profile.kv_bytes_per_token_rank)
+                for count, pool in zip(_engines_per_node(pools), _pool_of_nodes(pools), strict=True)
+            ],
+            block_tokens=pools[0].engine.block_tokens,
+            kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
+            prefix_caching=pools[0].engine.enable_prefix_caching,
+            fabric=fabric,
+            topology=topology,
+            seed=experiment.seed,
+        )
+    config = experiment.cache.lmcache
+    assert config is not None
+    return CacheCluster(
+        clock,
+        config,
+        nodes=experiment.cluster.nodes,
+        ranks_per_node=_engines_per_node(pools),
+        block_tokens=pools[0].engine.block_tokens,
+        kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
+        model_name=model,
+        fabric=fabric,
+        topology=topology,
+        seed=experiment.seed,
+    )
+
+
+def _pool_of_nodes(pools: list[PoolPlan]) -> list[PoolPlan]:
+    return [pool for pool in pools for _ in pool.nodes]
+
+
+def _engines_per_node(pools: list[PoolPlan]) -> list[int]:
+    return [pool.gpus_per_node // pool.profile.layout.tp for pool in _pool_of_nodes(pools)]
