@@ -22,7 +22,7 @@ GIB = 1 << 30
 def build_fabric(clock: VirtualClock, config: FabricConfig, nodes: int, gpus_per_node: int) -> tuple[Fabric, Topology]:
     """The fabric of a topology; its counts n (nodes) and g (GPUs per node) follow the cluster where it has them."""
     counts = {"n": nodes, "g": gpus_per_node, **config.counts}
-    topology = load_topology(config.topology, counts)
+    topology = load_topology(config.topology, counts, config.gbytes_per_s)
     return Fabric(clock, topology.links, to_ns(config.meter_s)), topology
 
 

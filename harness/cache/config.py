@@ -161,4 +161,8 @@ class FabricConfig(Strict):
 
     topology: str = Field("one-switch", description="a name from harness/fabric/topologies or a path")
     counts: dict[str, int] = Field(default_factory=dict, description="overrides of the topology's counts")
+    gbytes_per_s: dict[str, Positive] = Field(
+        default_factory=dict,
+        description="rates, both ways, of links that lead to a vertex named as in the topology: {store: 32}",
+    )
     meter_s: Positive = Field(1.0, description="interval of the links' load series, virtual seconds")

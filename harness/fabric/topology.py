@@ -5,8 +5,8 @@
       - {from: "gpu[n,g]", to: "host[n]", gbytes_per_s: 55, latency_us: 1}
       - {from: "host[n]", to: switch, gbytes_per_s: 50, latency_us: 2}
 
-gives 64 + 8 connections, each as two directed links (`oneway: true` for one). A path is the one with the fewest links;
-among equals the links written first win.
+gives 64 + 8 connections, each as two directed links (`oneway: true` for one). `times: n` multiplies a rate by a count.
+A path is the one with the fewest links; among equals the links written first win.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def kind_of(link: str) -> str:
 
 
 _VERTEX = re.compile(r"^([A-Za-z_]\w*)(?:\[([a-z0-9]+(?:,[a-z0-9]+)*)\])?$")
-_LINK_KEYS = {"from", "to", "gbytes_per_s", "back_gbytes_per_s", "latency_us", "oneway"}
+_LINK_KEYS = {"from", "to", "gbytes_per_s", "back_gbytes_per_s", "latency_us", "oneway", "times"}
 
 
 @dataclass(slots=True)
@@ -114,8 +114,13 @@ def topology_names() -> list[str]:
     return sorted(path.stem for path in TOPOLOGIES.glob("*.yaml"))
 
 
-def load_topology(name: str, counts: Mapping[str, int] | None = None) -> Topology:
-    """A shipped topology by name or one of the user's by path (.yaml); `counts` override the file's."""
+def load_topology(
+    name: str, counts: Mapping[str, int] | None = None, rates: Mapping[str, float] | None = None
+) -> Topology:
+    """A shipped topology by name or one of the user's by path (.yaml); `counts` and `rates` override the file's.
+
+    rates: GB/s, both ways, of the links that lead to a vertex, by its name as the file writes it after `to`.
+    """
     path = Path(name) if name.endswith((".yaml", ".yml")) else TOPOLOGIES / f"{name}.yaml"
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -124,10 +129,12 @@ def load_topology(name: str, counts: Mapping[str, int] | None = None) -> Topolog
         raise InputError(f"topology {name}", "no such topology", f"use a path to a .yaml or one of: {known}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(str(path), f"cannot be read ({error})", "see docs/fabric.md for the form") from None
-    return parse_topology(document, path.stem, counts)
+    return parse_topology(document, path.stem, counts, rates)
 
 
-def parse_topology(document: Any, name: str, counts: Mapping[str, int] | None = None) -> Topology:
+def parse_topology(
+    document: Any, name: str, counts: Mapping[str, int] | None = None, rates: Mapping[str, float] | None = None
+) -> Topology:
     """The YAML form of a topology (docs/fabric.md)."""
     where = f"topology {name}"
     if not isinstance(document, dict) or not set(document) <= {"about", "counts", "links"}:
@@ -140,9 +147,23 @@ def parse_topology(document: Any, name: str, counts: Mapping[str, int] | None = 
     if not isinstance(links, list) or not links:
         raise InputError(where, "has no links", "see docs/fabric.md")
     topology = Topology(name, str(document.get("about", "")))
-    for entry in links:
+    for entry in _with_rates(links, rates or {}, where):
         _expand(topology, entry, sizes, where)
     return topology
+
+
+def _with_rates(links: list[Any], rates: Mapping[str, float], where: str) -> list[Any]:
+    """The links with the rates that override the file's."""
+    ends = list(dict.fromkeys(entry["to"] for entry in links if isinstance(entry, dict) and "to" in entry))
+    for end in rates:
+        if end not in ends:
+            raise InputError(where, f"no link leads to {end}", f"give a rate for one of: {', '.join(map(str, ends))}")
+    return [
+        {**entry, "gbytes_per_s": rates[entry["to"]], "back_gbytes_per_s": rates[entry["to"]]}
+        if isinstance(entry, dict) and entry.get("to") in rates
+        else entry
+        for entry in links
+    ]
 
 
 def _expand(topology: Topology, entry: Any, sizes: Mapping[str, int], where: str) -> None:
@@ -153,6 +174,10 @@ def _expand(topology: Topology, entry: Any, sizes: Mapping[str, int], where: str
     back: Any = entry.get("back_gbytes_per_s", rate)
     if not all(isinstance(v, int | float) and v > 0 for v in (rate, back)) or not isinstance(latency, int | float):
         raise InputError(where, f"link {entry!r}", "rates must be positive numbers in GB/s")
+    times = entry.get("times")
+    if times is not None and times not in sizes:
+        raise InputError(where, f"link {entry!r}: times {times}", f"name one of the counts: {', '.join(sizes)}")
+    factor = 1e9 * (1 if times is None else sizes[times])
     ends = [_vertex(entry[key], sizes, where) for key in ("from", "to")]
     letters = list(dict.fromkeys(part for _, parts in ends for part in parts if part.isalpha()))
     for values in itertools.product(*(range(sizes[letter]) for letter in letters)):
@@ -161,9 +186,9 @@ def _expand(topology: Topology, entry: Any, sizes: Mapping[str, int], where: str
             kind + (f"[{','.join(chosen.get(part, part) for part in parts)}]" if parts else "") for kind, parts in ends
         )
         latency_ns = round(latency * 1000)
-        topology.add(source, target, round(rate * 1e9), latency_ns)
+        topology.add(source, target, round(rate * factor), latency_ns)
         if not entry.get("oneway", False):
-            topology.add(target, source, round(back * 1e9), latency_ns)
+            topology.add(target, source, round(back * factor), latency_ns)
 
 
 def _vertex(text: Any, sizes: Mapping[str, int], where: str) -> tuple[str, list[str]]:

@@ -19,7 +19,7 @@ from harness.studies import finding_text
 from harness.studies.anatomy import kv_size_markdown, kv_sizes, workload, workload_data, workload_markdown
 from harness.studies.disagg.cli import NAMES as DISAGGREGATION
 from harness.studies.disagg.cli import register as register_disaggregation
-from harness.studies.finding import Finding, Scale, finding_names, load_finding
+from harness.studies.finding import SCALES, Finding, finding_names, load_finding
 from harness.studies.finding_run import run_finding
 from harness.studies.ladder import RELEASES, ladder_names, load_ladder
 from harness.studies.llmd import Options, run_ladder
@@ -200,7 +200,12 @@ def _finding_command(name: str, title: str) -> None:
 
     @app.command(name, help=f"{title} (docs/studies/findings.md)")
     def study(
-        scale: Annotated[str, typer.Option(help="small: a few sessions, minutes; full: as published.")] = "small",
+        scale: Annotated[
+            str,
+            typer.Option(
+                help="small: minutes; medium: a quarter of the cluster, full load per node; full: as published."
+            ),
+        ] = "small",
         out: Annotated[
             Path | None,
             typer.Option("--out", metavar="DIR", help="Where to write; what has run there is not repeated."),
@@ -213,10 +218,11 @@ def _finding_command(name: str, title: str) -> None:
 
 
 def _run_finding(finding: Finding, scale: str, out: Path | None, seeds: int, jobs: int, as_json: bool) -> None:
-    _check("--scale", scale, ("small", "full"))
+    size = next((known for known in SCALES if known == scale and known in finding.scales), None)
+    if size is None:
+        raise InputError("--scale", scale, f"study {finding.name} has: {', '.join(finding.scales)}")
     folder = out or Path("runs") / f"study-{finding.name}-{scale}"
     command = command_line("harness", *sys.argv[1:])
-    size: Scale = "small" if scale == "small" else "full"
     result = run_finding(finding, size, folder, seeds=seeds, jobs=jobs, show_progress=not as_json)
     document = finding_text.as_data(result, command)
     text = finding_text.markdown(result, command)
@@ -233,7 +239,7 @@ def _run_finding(finding: Finding, scale: str, out: Path | None, seeds: int, job
 @app.command("finding")
 def study_finding(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A finding of your own (docs/studies/findings.md).")],
-    scale: Annotated[str, typer.Option(help="small or full, as the file defines them.")] = "small",
+    scale: Annotated[str, typer.Option(help="One of the scales that the file defines.")] = "small",
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds per arm.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at one time.")] = 1,

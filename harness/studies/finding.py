@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -21,7 +21,9 @@ from harness.studies.files import Strict, checked, path_of, read_document
 DATA = Path(__file__).parent / "data" / "findings"
 Summary = dict[str, Any]
 _ROUNDING = 1e-12
-Scale = Literal["small", "full"]
+Scale = Literal["small", "medium", "full"]
+"""small: a few sessions, for directions. medium: the published load per node for as long, on fewer nodes. full: all."""
+SCALES: tuple[Scale, ...] = get_args(Scale)
 
 
 class GeneratedTrace(Strict):
@@ -146,15 +148,25 @@ def derived(summary: Summary, nodes: int) -> Summary:
     restored = sources["dram"] + sources["shared"] + sources["peer"]
     tier = summary.get("tier") or {}
     below = [entry["peak_bytes"] for entry in tier.get("tiers", []) if entry["name"] != NODE_DRAM]
+    demand = tier.get("read_bytes_per_s_mean")
+    restore_bytes = (tier.get("restores") or {}).get("bytes") or {}
     numbers = {
         "computed_tokens_per_call": sources["computed"] / calls if calls else None,
         "restored_share": restored / total if total else None,
         "shared_share": sources["shared"] / total if total else None,
         "dram_share": sources["dram"] / total if total else None,
         "gpu_share": sources["gpu"] / total if total else None,
+        "shared_share_of_restored": sources["shared"] / restored if restored else None,
+        "restored_gb_mean": _scaled(restore_bytes.get("mean"), 1e-9),
+        "restored_gb_p90": _scaled(restore_bytes.get("p90"), 1e-9),
+        "read_gbytes_per_s_per_node_mean": _scaled(demand, 1e-9 / nodes),
         "shared_tib_per_node_max": sum(below) / 2**40 / nodes if below else None,
     }
     return {**summary, "derived": numbers}
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def number_at(summary: Summary, path: str) -> float | None:

@@ -90,7 +90,7 @@ def figure_cells(figure: Figure, value: float | None, scale: Scale) -> list[str]
     elif figure.published is not None:
         large = abs(figure.published) >= 1000
         published = f"{number(figure.published) if large else format(figure.published, 'g')}{unit}"
-        if value is not None and figure.published and scale == "full":
+        if value is not None and figure.published and scale != "small":
             ratio = f"{value / figure.published:.2f}"
     return [published, "-" if value is None else f"{number(value)}{unit}", ratio]
 
@@ -104,6 +104,11 @@ def arm_cells(summary: dict[str, Any], paths: list[str]) -> list[str]:
 def run_notes(result: FindingResult) -> list[str]:
     """What the runs say of themselves, each once."""
     notes: dict[str, None] = {}
+    if result.scale == "medium":
+        nodes = result.finding.scales["medium"].set.get("cluster.nodes")
+        notes[
+            f"{nodes} nodes instead of the published cluster, with as many sessions per hour and node for as long"
+        ] = None
     if result.scale == "small" and result.finding.figures:
         notes["a few sessions only: directions hold, figures do not compare with the published ones (--scale full)"] = (
             None

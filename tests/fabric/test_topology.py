@@ -44,6 +44,23 @@ def test_counts_can_be_overridden():
     assert topology.path("store", "store") == ()
 
 
+def test_rates_can_be_overridden_by_where_a_link_leads():
+    topology = load_topology("one-switch", rates={"store": 32})
+    assert {link.name: link.bytes_per_s for link in topology.links if "store" in link.name} == {
+        "switch>store": 32 * 10**9,
+        "store>switch": 32 * 10**9,
+    }
+    assert topology.links[topology.number("host[0]>switch")].bytes_per_s == 50 * 10**9
+    with pytest.raises(InputError, match=r"no link leads to shop.*host\[n\], switch, store"):
+        load_topology("one-switch", rates={"shop": 32})
+
+
+def test_a_rate_may_grow_with_a_count():
+    for nodes in (2, 8):
+        topology = load_topology("store-per-node", {"n": nodes}, {"store": 2.5})
+        assert topology.links[topology.number("store>switch")].bytes_per_s == nodes * 2_500_000_000
+
+
 def test_one_way_links_have_no_way_back():
     topology = parse_topology({"links": [{"from": "a", "to": "b", "gbytes_per_s": 1, "oneway": True}]}, "x")
     assert len(topology.links) == 1
@@ -61,6 +78,7 @@ def test_one_way_links_have_no_way_back():
         ({"links": [{"from": "a b", "to": "b", "gbytes_per_s": 1}]}, "vertex"),
         ({"counts": {"n": 0}, "links": [{"from": "a[n]", "to": "b", "gbytes_per_s": 1}]}, "at least 1"),
         ({"nodes": 3}, "nothing else"),
+        ({"counts": {"n": 2}, "links": [{"from": "a", "to": "b", "gbytes_per_s": 1, "times": "k"}]}, "counts: n"),
     ],
 )
 def test_bad_topologies_are_named(document, what):

@@ -52,10 +52,10 @@ def test_means_over_seeds() -> None:
 
 
 @pytest.mark.parametrize("name", finding_names())
-def test_shipped_findings_are_valid_at_both_scales(name: str, tmp_path: Path) -> None:
+def test_shipped_findings_are_valid_at_every_scale(name: str, tmp_path: Path) -> None:
     finding = load_finding(name)
     known = {arm.name for arm in finding.arms}
-    for scale in ("small", "full"):
+    for scale in finding.scales:
         for arm in finding.arms_at(scale):
             finding.experiment_of(arm, scale, tmp_path / "t.jsonl", 1)
     named = {n for f in finding.figures for n in (f.arm, f.over, f.minus) if n}
@@ -138,8 +138,9 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     assert edited.returncode == 2 and "give another folder" in edited.stderr, "results of two studies never mix"
 
 
-def test_a_ratio_is_only_given_at_full_scale() -> None:
+def test_a_ratio_is_only_given_where_the_load_is_the_published_one() -> None:
     figure = Figure(name="f", path="x", arm="a", published=3700.0, unit="tok")
     assert figure_cells(figure, 7400.0, "full") == ["3,700 tok", "7,400 tok", "2.00"]
+    assert figure_cells(figure, 7400.0, "medium") == ["3,700 tok", "7,400 tok", "2.00"]
     assert figure_cells(figure, 7400.0, "small") == ["3,700 tok", "7,400 tok", "-"]
     assert figure_cells(figure, None, "full") == ["3,700 tok", "-", "-"]
