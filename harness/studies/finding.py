@@ -22,7 +22,7 @@ DATA = Path(__file__).parent / "data" / "findings"
 Summary = dict[str, Any]
 _ROUNDING = 1e-12
 Scale = Literal["small", "medium", "full"]
-"""small: a few sessions, for directions. medium: the published load per node, on fewer nodes for fewer hours. full: all."""
+"""small: a few sessions, for directions; medium: the published load per node, on fewer nodes for fewer hours."""
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
 

@@ -106,9 +106,7 @@ def run_notes(result: FindingResult) -> list[str]:
     notes: dict[str, None] = {}
     if result.scale == "medium":
         nodes = result.finding.scales["medium"].set.get("cluster.nodes")
-        notes[
-            f"{nodes} nodes instead of the published cluster, with as many sessions per hour and node for as long"
-        ] = None
+        notes[f"{nodes} nodes instead of the published cluster, with as many sessions per hour and node"] = None
     if result.scale == "small" and result.finding.figures:
         notes["a few sessions only: directions hold, figures do not compare with the published ones (--scale full)"] = (
             None
