@@ -287,11 +287,6 @@ class Simulation:
     def _release(self, session: SessionRun, index: int) -> None:
         """The client sends the call."""
         call = session.session.calls[index]
-        longest = self.config.max_call_tokens
-        if longest is not None and call.sequence_tokens > longest:
-            session.call_started(index)
-            session.call_ended(index)
-            return
         record = arrived(session.session.id, call, self.clock.now_ns)
         self.records.append(record)
         self.counts.arrived += 1

@@ -29,6 +29,7 @@ from harness.placement import plan_pools, with_nodes
 from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, CallRecord, arrived
 from harness.results.runinfo import LoadFacts, RunInfo
 from harness.results.store import Run, write_run
+from harness.run_facts import left_out_note
 from harness.workload import Loaded, load_sessions
 
 SERVED_BY = "x-served-by"
@@ -121,7 +122,7 @@ class Bench:
         self._workers: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.records: list[CallRecord] = []
-        self.ended = self.left_out = 0
+        self.ended = 0
         self._clock: WallClock
         self._client: httpx.AsyncClient
         self._origins = Origins()
@@ -175,16 +176,12 @@ class Bench:
             self.experiment.load.gap_cap_s,
             self.engine.block_tokens,
             self._origins,
+            self.experiment.trace.max_call_tokens,
         ).start()
 
     def _release(self, session: SessionRun, index: int) -> None:
         call = session.session.calls[index]
-        longest = self.experiment.trace.max_call_tokens
         session.call_started(index)
-        if longest is not None and call.sequence_tokens > longest:
-            self.left_out += 1
-            session.call_ended(index)
-            return
         record = arrived(session.session.id, call, self._clock.now_ns)
         self.records.append(record)
         task = asyncio.get_running_loop().create_task(self._send(session, index, record))
@@ -311,8 +308,8 @@ def _info(bench: Bench, end_ns: int, command: str) -> RunInfo:
         "a live run: times are the client's, over HTTP; two live runs are not the same to the last byte; "
         "waiting in a worker's queue is part of the time to first token, a client cannot tell it apart"
     ]
-    if bench.left_out:
-        notes.append(f"{bench.left_out} calls longer than trace.max_call_tokens were left out")
+    if len(calls) < bench.loaded.calls:
+        notes.append(left_out_note(experiment, bench.loaded))
     return RunInfo(
         experiment=experiment.model_dump(mode="json"),
         experiment_yaml=resolved_yaml(experiment),

@@ -32,6 +32,8 @@ from harness.router.process import RouterProcess, free_ports
 from harness.router.select import config_path
 
 START_TIMEOUT_S = 60.0
+_PROBE = "is-it-up"
+"""Request id of what asks at the start whether all is up; the page does not count it."""
 Tell = Callable[[str], None]
 
 
@@ -113,13 +115,15 @@ class Stack:
                 worker.start()
                 self._cleanup.callback(worker.stop)
             self._wait_workers()
-            tell(f"{len(self.endpoints)} workers in {len(self.workers)} processes ({time.monotonic() - began:.1f} s)")
+            processes = f"{len(self.workers)} process{'es' if len(self.workers) > 1 else ''}"
+            tell(f"{len(self.endpoints)} workers in {processes} ({time.monotonic() - began:.1f} s)")
             if self.router is not None:
                 self._cleanup.callback(self.router.close)
                 self.router.prepare()
                 self.router.start()
                 tell(f"router {self.router.release} ({self.router.config_path.stem})")
                 self.start_envoy()
+                self._wait_serving()
                 tell(f"Envoy; all up after {time.monotonic() - began:.1f} s")
         except BaseException:
             self.close()
@@ -196,12 +200,32 @@ class Stack:
                 raise ComponentError("Envoy", f"not up within {START_TIMEOUT_S:g} s", process.tail())
             time.sleep(0.02)
 
+    def _wait_serving(self) -> None:
+        """Until a request goes all the way: Envoy reaches the router, and the router knows a worker for it."""
+        assert self.router is not None
+        deadline = time.monotonic() + START_TIMEOUT_S
+        seen = "no answer"
+        while True:
+            try:
+                answer = httpx.get(f"{self.addresses.gateway}/v1/models", headers={"x-request-id": _PROBE}, timeout=5)
+                if answer.status_code == 200:
+                    return
+                seen = f"status {answer.status_code}: {answer.text[:200]}"
+            except httpx.HTTPError as error:
+                seen = f"{type(error).__name__}: {error}"
+            if self.problems() or time.monotonic() > deadline:
+                what = "; ".join(self.problems()) or f"serves no request within {START_TIMEOUT_S:g} s ({seen})"
+                raise ComponentError("gateway", what, self.router.process.tail() if self.router.process else "")
+            time.sleep(0.05)
+
     def _envoy_line(self, line: bytes) -> bool:
         if line.startswith(b"{"):
             try:
-                self.on_access(json.loads(line))
+                entry = json.loads(line)
             except ValueError:
                 return True
+            if entry.get("id") != _PROBE:
+                self.on_access(entry)
             return False
         return True
 

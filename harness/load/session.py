@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from harness.clock import VirtualClock, to_ns
 from harness.load.prompts import Origins, SessionPrompts
-from harness.trace.model import Session
+from harness.trace.model import Call, Session
 
 Release = Callable[["SessionRun", int], None]
 
@@ -29,8 +29,8 @@ class SessionRun:
         origins: Origins,
         longest_tokens: int | None = None,
     ) -> None:
-        """`longest_tokens`: calls with more prompt plus output are left out by whoever takes the releases; those that
-        no call to be sent waits for are not released, so that their gaps do not make the run longer.
+        """`longest_tokens`: calls with more prompt plus output are left out. Where a call that is sent waits for such a
+        call, that happens in no time when its turn comes; else its gap does not make the run longer.
         """
         self.session = session
         self.prompts = SessionPrompts(session, engine_block, origins)
@@ -39,6 +39,7 @@ class SessionRun:
         self._clock = clock
         self._release = release
         self._gap_cap_s = gap_cap_s
+        self._longest_tokens = longest_tokens
         self._missing: list[int] = []
         self._after_end: dict[int, list[int]] = {}
         self._after_start: dict[int, list[int]] = {}
@@ -77,12 +78,23 @@ class SessionRun:
         gap_s = self.session.calls[index].gap_s
         if self._gap_cap_s is not None and gap_s > self._gap_cap_s:
             gap_s = self._gap_cap_s
-        self._clock.call_later(to_ns(gap_s), self._release, self, index)
+        self._clock.call_later(to_ns(gap_s), self._due, index)
+
+    def _due(self, index: int) -> None:
+        if _sent(self.session.calls[index], self._longest_tokens):
+            self._release(self, index)
+        else:
+            self.call_started(index)
+            self.call_ended(index)
+
+
+def _sent(call: Call, longest_tokens: int | None) -> bool:
+    return longest_tokens is None or call.sequence_tokens <= longest_tokens
 
 
 def _needed(session: Session, longest_tokens: int | None) -> list[bool]:
     """For each call whether it is sent itself or a call that is sent waits for it; a call waits for earlier ones."""
-    needed = [longest_tokens is None or call.sequence_tokens <= longest_tokens for call in session.calls]
+    needed = [_sent(call, longest_tokens) for call in session.calls]
     for call in reversed(session.calls):
         if needed[call.index]:
             for earlier in (*call.deps, *(() if call.on_start is None else (call.on_start,))):

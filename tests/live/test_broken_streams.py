@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,3 +68,16 @@ def test_a_killed_worker_leaves_failed_calls_and_a_valid_run(tmp_path: Path) -> 
     assert run.calls["first_token_ns"].is_not_null().to_list() == [True, False]
     assert run.calls["computed_tokens"].to_list() == [0, 0]
     assert run.summary["validity"]["valid"], run.info.invalid
+
+
+def test_a_gap_that_leads_to_nothing_is_not_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    calls = [call(0, 0.0, 20, output_tokens=5), call(1, 1.0, 300, 0, 20, deps=(0,), gap_s=600, output_tokens=5)]
+    write_trace(file, [Session(id="s", block_tokens=64, calls=calls)])
+    changes = {"trace": {"path": str(file), "max_call_tokens": 2000}, "load": {"arrivals": "at_once"}}
+    wanted = Experiment.model_validate(experiment(1, live={"speed": 1.0}).model_dump() | changes)
+    began = time.monotonic()
+    with _dying("sim/model") as url:
+        run = run_bench(wanted, url, tmp_path / "bench")
+    assert len(run.calls) == 1 and time.monotonic() - began < 60
+    assert any("1 of 2 calls" in note for note in run.info.notes)

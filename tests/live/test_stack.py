@@ -9,8 +9,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -19,6 +21,7 @@ import pytest
 from harness.errors import ComponentError, InputError
 from harness.live import envoy
 from harness.live.stack import plan_stack
+from harness.router import kubernetes_api
 from tests.live.running import Running, experiment, running, until
 
 pytestmark = [pytest.mark.router, pytest.mark.slow]
@@ -43,8 +46,7 @@ def test_requests_follow_their_prefix(router_release: tuple[str, Path], envoy_pr
     release, binary = router_release
     wanted = experiment(3, release, router={"binary": str(binary)})
     with running(wanted, tmp_path / "run") as live:
-        codes: list[int] = []  # the router serves before it has learnt of its workers
-        until(lambda: codes.append(live.complete("warm up").status_code) or codes[-1] == 200)
+        assert live.complete("the first request").status_code == 200
         until(lambda: live.watch.state()["router_metrics"].get("up") == 1)
         first = live.complete(PREFIX)
         assert first.status_code == 200, first.text
@@ -71,8 +73,29 @@ def test_requests_follow_their_prefix(router_release: tuple[str, Path], envoy_pr
             scored = next(r for r in state["recent"] if r["path"] == "/v1/completions")
             assert set(scored["scores"]) == {"w0", "w1", "w2"}
             assert scored["worker"] == max(scored["scores"], key=scored["scores"].get)
-        assert not state["problems"] and state["failed"] == len(codes) - 1
+        assert not state["problems"] and state["failed"] == 0
     assert not left_behind()
+
+
+def test_nothing_is_said_before_the_router_knows_its_workers(
+    router_v071: Path, envoy_program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router serves before it has learnt of its pods; here they come two seconds late."""
+    late: list[threading.Timer] = []
+    put = kubernetes_api.KubernetesApi.put
+
+    def put_late(api: kubernetes_api.KubernetesApi, kind: Any, *given: Any) -> None:
+        if kind is not kubernetes_api.PODS:
+            return put(api, kind, *given)
+        late.append(threading.Timer(2.0, put, (api, kind, *given)))
+        late[-1].start()
+
+    monkeypatch.setattr(kubernetes_api.KubernetesApi, "put", put_late)
+    wanted = experiment(2, "v0.7.1", router={"binary": str(router_v071)})
+    with running(wanted, tmp_path / "run") as live:
+        assert live.complete("the first request").status_code == 200
+        assert len(late) == 2 and not any(timer.is_alive() for timer in late)
+        until(lambda: live.watch.state()["served"] == 1)
 
 
 def test_records_metrics_and_gateway_agree(router_v0100: Path, envoy_program: Path, tmp_path: Path) -> None:
