@@ -426,20 +426,11 @@ def _is_number(value: Any) -> bool:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        document = yaml_text.read(path, "give a readable UTF-8 YAML file")
     except FileNotFoundError:
         raise InputError(
             str(path), "no such experiment file", "give the path of a YAML file such as examples/"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(str(path), f"cannot be read ({error})", "give a readable UTF-8 YAML file") from None
-    try:
-        document = yaml_text.parse(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" at line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "not YAML"
-        raise InputError(str(path), f"YAML error{line}: {problem}", "correct the file") from None
     if not isinstance(document, dict):
         raise InputError(str(path), "holds no mapping", "see docs/experiment.md for the fields")
     return document

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
+
+from harness.errors import InputError
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -38,3 +41,22 @@ def parse(text: str) -> Any:
         raise yaml.MarkedYAMLError(problem=str(error), problem_mark=loader.get_mark()) from None
     finally:
         loader.dispose()
+
+
+def read(path: Path, remedy: str) -> Any:
+    """The file's document. InputError with file, line and problem for what is none, with `remedy` where it cannot be
+    read. FileNotFoundError is the caller's, who knows what there is to choose from.
+    """
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise InputError(str(path), f"cannot be read ({error.strerror})", remedy) from None
+    except UnicodeDecodeError as error:
+        raise InputError(str(path), f"cannot be read (byte {error.start} is not UTF-8)", remedy) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" at line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not YAML"
+        raise InputError(str(path), f"YAML error{line}: {problem}", "correct the file") from None

@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from harness import yaml_text
 from harness.errors import InputError
 
 TABLES = Path(__file__).parent / "tables"
@@ -85,14 +84,12 @@ def load_cost(name: str) -> TransferCost:
     """A shipped table by name, or one of the user's by path (ends in .yaml)."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else TABLES / f"{name}.yaml"
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml_text.read(path, "see docs/fabric.md for the form")
     except FileNotFoundError:
         known = ", ".join(table_names())
         raise InputError(
             f"transfer cost {name}", "no such table", f"use a path to a .yaml or one of: {known}"
         ) from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(str(path), f"cannot be read ({error})", "see docs/fabric.md for the form") from None
     return parse_cost(document, str(path))
 
 

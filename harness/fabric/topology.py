@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from harness import yaml_text
 from harness.errors import InputError
 from harness.fabric.flows import Link
 from harness.fabric.share import Path as LinkPath
@@ -123,12 +122,10 @@ def load_topology(
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else TOPOLOGIES / f"{name}.yaml"
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml_text.read(path, "see docs/fabric.md for the form")
     except FileNotFoundError:
         known = ", ".join(topology_names())
         raise InputError(f"topology {name}", "no such topology", f"use a path to a .yaml or one of: {known}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(str(path), f"cannot be read ({error})", "see docs/fabric.md for the form") from None
     return parse_topology(document, path.stem, counts, rates)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-import yaml
 
+from harness import yaml_text
 from harness.errors import InputError
 from harness.live.access_log import AccessLogServer
 from harness.live.watch import Watch
@@ -20,14 +20,17 @@ from harness.router.base import Endpoint
 
 def read_endpoints(path: Path) -> list[Endpoint]:
     """The workers of an endpoints file as the router's file discovery reads it."""
+    remedy = "give the endpoints file of the router's file discovery (docs/live.md)"
     try:
-        entries = yaml.safe_load(path.read_text(encoding="utf-8"))["endpoints"]
+        entries = yaml_text.read(path, remedy)["endpoints"]
         return [
             Endpoint(i, str(e["name"]), str(e["address"]), int(e["port"]), i, dict(e.get("labels") or {}))
             for i, e in enumerate(entries)
         ]
-    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise InputError(str(path), f"is no endpoints file ({error})", "see docs/live.md") from None
+    except FileNotFoundError:
+        raise InputError(str(path), "no such file", remedy) from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(str(path), f"is no endpoints file ({type(error).__name__}: {error})", remedy) from None
 
 
 def serve_page(

@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from harness import yaml_text
 from harness.errors import InputError
 from harness.router import plugins
 
@@ -216,7 +217,7 @@ def load(path: Path) -> tuple[str, Json]:
             where, f"cannot be read ({error})", "give the path of an EndpointPickerConfig YAML file"
         ) from error
     try:
-        document = yaml.safe_load(text)
+        document = yaml_text.parse(text)
     except yaml.YAMLError as error:
         raise InputError(where, f"is not YAML ({' '.join(str(error).split())})", "correct the syntax") from error
     if not isinstance(document, dict) or document.get("kind") != "EndpointPickerConfig":

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from harness import yaml_text
 from harness.errors import InputError
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused."""
+    """Unknown keys are refused, and numbers that are none."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def path_of(name_or_path: str, folder: Path) -> Path:
@@ -27,11 +27,8 @@ def path_of(name_or_path: str, folder: Path) -> Path:
 
 
 def read_document(path: Path) -> Any:
-    """The file's YAML; InputError for what is none. OSError is the caller's, who knows what there is to choose from."""
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise InputError(str(path), f"is not YAML ({' '.join(str(error).split())})", "correct the syntax") from None
+    """The file's YAML. FileNotFoundError is the caller's, who knows what there is to choose from."""
+    return yaml_text.read(path, "give a readable UTF-8 YAML file")
 
 
 def checked(model: type[Model], document: Any, path: Path, see: str) -> Model:

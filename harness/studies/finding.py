@@ -17,10 +17,12 @@ from harness.cache.base import NODE_DRAM
 from harness.errors import InputError
 from harness.experiment import Experiment, validated
 from harness.studies.files import Strict, checked, path_of, read_document
+from harness.studies.finding_check import check_finding
 
 DATA = Path(__file__).parent / "data" / "findings"
 Summary = dict[str, Any]
 _ROUNDING = 1e-12
+MOST_SESSIONS = 1_000_000
 Scale = Literal["small", "medium", "full"]
 """small: a few sessions, for directions; medium: the published load per node, on fewer nodes for fewer hours."""
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -31,7 +33,7 @@ class GeneratedTrace(Strict):
 
     profile: str = Field("claude-code", description="profile of the generator")
     seed: int = Field(1, ge=0)
-    sessions: Annotated[int, Field(ge=1)] = 393
+    sessions: Annotated[int, Field(ge=1, le=MOST_SESSIONS)] = 393
 
 
 class Variant(Strict):
@@ -44,7 +46,7 @@ class Variant(Strict):
 class FindingScale(Strict):
     """What a scale changes: the trace's size, and fields of the experiment."""
 
-    sessions: Annotated[int, Field(ge=1)] | None = None
+    sessions: Annotated[int, Field(ge=1, le=MOST_SESSIONS)] | None = None
     set: dict[str, Any] = Field(default_factory=dict)
     arms: list[str] | None = Field(None, description="only these arms")
 
@@ -90,12 +92,9 @@ class Finding(Strict):
 
     def experiment_of(self, arm: Variant, scale: Scale, trace: Path, seed: int) -> Experiment:
         """The arm's experiment at a scale."""
-        document = {
-            **self.experiment,
-            "name": self.name,
-            "seed": seed,
-            "trace": {**self.experiment.get("trace", {}), "path": str(trace)},
-        }
+        document = {"trace": {}, **self.experiment, "name": self.name, "seed": seed}
+        if isinstance(document["trace"], dict):  # else the experiment's own check says what is wrong
+            document["trace"] = {**document["trace"], "path": str(trace)}
         where = f"study {self.name}, arm {arm.name}"
         return vary(validated(document, where), {**self.scales[scale].set, **arm.set}, where)
 
@@ -113,19 +112,35 @@ def finding_names() -> list[str]:
 def load_finding(name_or_path: str) -> Finding:
     """A shipped study by name, or a user's own by path; `base: FILE` in it names a file whose fields it takes over."""
     path = path_of(name_or_path, DATA)
-    document = _read(path)
+    try:
+        document = _read(path)
+    except FileNotFoundError:
+        known = ", ".join(finding_names())
+        raise InputError(str(path), "no such study", f"choose one of: {known}; or give a file") from None
     base = document.pop("base", None)
     if base is not None:
-        document = _over(_read(path.parent / str(base)), document)
-    return checked(Finding, document, path, "see docs/studies/findings.md")
+        document = _over(_base(path, base), document)
+    finding = checked(Finding, document, path, "see docs/studies/findings.md")
+    check_finding(finding, path)
+    return finding
+
+
+def _base(path: Path, name: Any) -> dict[str, Any]:
+    """The file that `base` names, relative to the one that says so."""
+    if not isinstance(name, str) or not name:
+        raise InputError(str(path), "field base: is no file's name", "name a finding's file")
+    file = path.parent / name
+    try:
+        document = _read(file)
+    except FileNotFoundError:
+        raise InputError(str(path), f"field base: there is no file {file}", "give its path from this file") from None
+    if "base" in document:
+        raise InputError(str(path), f"field base: {file} has a base, too", "name a file that has none")
+    return document
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        document = read_document(path)
-    except OSError:
-        known = ", ".join(finding_names())
-        raise InputError(str(path), "no such study", f"choose one of: {known}; or give a file") from None
+    document = read_document(path)
     if not isinstance(document, dict):
         raise InputError(str(path), "holds no mapping", "see docs/studies/findings.md")
     return document
@@ -193,8 +208,16 @@ def ours(figure: Figure, summaries: dict[str, Summary]) -> float | None:
     return None if result is None else result * figure.scale
 
 
+def judged(check: Check, summaries: dict[str, Summary]) -> bool:
+    """Whether at least two of a direction's arms have run at this scale; else nothing can be said of it."""
+    return sum(name in summaries for name in check.rising or check.falling or []) >= 2
+
+
 def broken(check: Check, summaries: dict[str, Summary]) -> str | None:
-    """What is wrong with a direction, or None: along the arms no step goes the other way, and the ends differ."""
+    """What is wrong with a direction, or None: along the arms no step goes the other way, and the ends differ.
+
+    None also where it cannot be judged, see `judged`.
+    """
     names = check.rising or check.falling or []
     known = [name for name in names if name in summaries]
     values = [number_at(summaries[name], check.path) for name in known]

@@ -11,7 +11,7 @@ from typing import Any
 from harness.errors import ComponentError
 from harness.results.store import SUMMARY
 from harness.studies.finding import Finding, Scale, Summary, derived
-from harness.sweep.points import Point, described
+from harness.sweep.points import Point, described, file_digests
 from harness.sweep.pool import Listed, Processes, claim, drive
 from harness.trace.generate import generate_sessions
 from harness.trace.profile import load_profile
@@ -37,6 +37,7 @@ def run_finding(
     chosen = finding.scales[scale]
     sessions = chosen.sessions or finding.trace.sessions
     made = finding.trace
+    profile = load_profile(made.profile)
     trace = out.resolve() / f"trace-{made.profile}-{made.seed}-{sessions}.jsonl.gz"
     numbers = [made.seed + n for n in range(seeds)]
     points = [
@@ -48,11 +49,15 @@ def run_finding(
         for arm in finding.arms_at(scale)
         for seed in numbers
     ]
-    # the trace's name says how it is generated, so the points alone tell one study from an edited one
-    claim(out, {"study": finding.name, "scale": scale, "seeds": seeds, "points": described(points)}, RECORD)
+    specification: dict[str, Any] = {"study": finding.name, "scale": scale, "seeds": seeds, "points": described(points)}
+    # the trace's name says how it is generated; what else the arms read may be edited while they wait to go on
+    files = file_digests(point.experiment for point in points)
+    if named := {name: digest for name, digest in files.items() if name != str(trace)}:
+        specification["files"] = named
+    claim(out, specification, RECORD)
     if not trace.exists():
         partial = trace.with_name(f"part-{trace.name}")
-        write_trace(partial, generate_sessions(load_profile(made.profile), made.seed, sessions))
+        write_trace(partial, generate_sessions(profile, made.seed, sessions))
         partial.rename(trace)
     ended = drive(Listed(points), out, Processes(jobs), f"study {finding.name}", 0, show_progress=show_progress)
     bad = [result for result in ended if result.code]

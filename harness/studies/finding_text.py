@@ -9,7 +9,7 @@ from harness.results.figure import facets_of_values
 from harness.results.markup import Markup, tag
 from harness.results.page_parts import comparison_table, plot_card
 from harness.results.page_shell import page, page_header
-from harness.studies.finding import Figure, Scale, broken, number_at, ours
+from harness.studies.finding import Check, Figure, Scale, Summary, broken, judged, number_at, ours
 from harness.studies.finding_run import FindingResult
 
 
@@ -35,7 +35,7 @@ def as_data(result: FindingResult, command: str) -> dict[str, Any]:
             arm: {title: number_at(summary, path) for title, path in finding.shown.items()}
             for arm, summary in result.arms.items()
         },
-        "directions": [{"says": check.says, "holds": broken(check, result.arms) is None} for check in finding.checks],
+        "directions": [{"says": check.says, "holds": holds(check, result.arms)} for check in finding.checks],
         "runs": [
             {
                 "arm": arm,
@@ -75,10 +75,16 @@ def markdown(result: FindingResult, command: str) -> str:
     lines += [""]
     for check in finding.checks:
         wrong = broken(check, result.arms)
-        lines.append(f"- {check.says}: {'yes' if wrong is None else 'NO'}" + (f" ({wrong})" if wrong else ""))
+        word = {True: "yes", False: f"NO ({wrong})", None: "its arms do not run at this scale"}
+        lines.append(f"- {check.says}: {word[holds(check, result.arms)]}")
     lines += [f"- {note}" for note in (*finding.notes, *run_notes(result))]
     lines += ["", f"`{command}`, scale {result.scale}", ""]
     return "\n".join(lines)
+
+
+def holds(check: Check, summaries: dict[str, Summary]) -> bool | None:
+    """Whether a direction came out; None where it cannot be told at this scale."""
+    return broken(check, summaries) is None if judged(check, summaries) else None
 
 
 def figure_cells(figure: Figure, value: float | None, scale: Scale) -> list[str]:
@@ -111,6 +117,10 @@ def run_notes(result: FindingResult) -> list[str]:
         notes["a few sessions only: directions hold, figures do not compare with the published ones (--scale full)"] = (
             None
         )
+    wanted = [*result.finding.shown.values(), *(figure.path for figure in result.finding.figures)]
+    for path in wanted:
+        if all(number_at(summary, path) is None for summary in result.arms.values()):
+            notes[f"no arm has a number at {path}"] = None
     for arm, runs in result.runs.items():
         for run in runs:
             for reason in run["validity"]["reasons"]:
@@ -139,7 +149,8 @@ def render_page(result: FindingResult, command: str) -> str:
     answers = []
     for check in finding.checks:
         wrong = broken(check, result.arms)
-        answers.append(check.says if wrong is None else f"NOT SO: {wrong}")
+        if judged(check, result.arms):
+            answers.append(check.says if wrong is None else f"NOT SO: {wrong}")
     body = [
         page_header(
             f"study {finding.name}, scale {result.scale}",

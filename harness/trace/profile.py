@@ -10,9 +10,9 @@ from statistics import NormalDist
 from typing import Annotated, Protocol, TypeVar
 
 import msgspec
-import yaml
 from msgspec import Meta, Struct
 
+from harness import yaml_text
 from harness.errors import InputError
 
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -275,11 +275,9 @@ def load_profile(name: str | Path) -> Profile:
             known = ", ".join(profile_names())
             raise InputError(f"profile {name}", "no such profile", f"the profiles are {known}; or give a .yaml file")
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(str(path), f"cannot be read ({error.strerror})", "give an existing profile file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(str(path), f"is not YAML ({str(error).splitlines()[0]})", "correct the file") from None
+        data = yaml_text.read(path, "give a readable profile file")
+    except FileNotFoundError:
+        raise InputError(str(path), "no such file", "give an existing profile file") from None
     try:
         profile = msgspec.convert(data, Profile)
     except msgspec.ValidationError as error:

@@ -13,9 +13,9 @@ import yaml
 
 from harness.errors import InputError
 from harness.studies.anatomy import kv_sizes, workload
-from harness.studies.finding import Check, Figure, broken, finding_names, load_finding, ours
-from harness.studies.finding_run import mean_of
-from harness.studies.finding_text import figure_cells
+from harness.studies.finding import Check, Figure, Finding, broken, finding_names, load_finding, ours
+from harness.studies.finding_run import FindingResult, mean_of
+from harness.studies.finding_text import figure_cells, holds, run_notes
 from tests.harness.test_cli import _environment
 
 ARMS = {"a": {"x": {"y": 2.0}}, "b": {"x": {"y": 5.0}}, "c": {"x": {"y": 4.0}}}
@@ -74,6 +74,85 @@ def test_a_file_of_one_s_own_is_checked(tmp_path: Path) -> None:
         load_finding("nothing")
 
 
+OWN: dict[str, Any] = {
+    "name": "own",
+    "title": "Own",
+    "question": "Which?",
+    "source": "nobody",
+    "trace": {"profile": "claude-code", "seed": 3, "sessions": 2},
+    "experiment": {
+        "load": {"arrivals": "at_once", "client_timeout_s": None},
+        "cluster": {"nodes": 1},
+        "model": {"profile": "glm-5.2-nvfp4-dp8ep8-b200"},
+        "router": {"kind": "session_sticky"},
+    },
+    "scales": {"small": {}, "full": {}},
+    "arms": [{"name": "cached"}, {"name": "cold", "set": {"cluster.engine.enable_prefix_caching": False}}],
+    "figures": [
+        {"name": "TTFT", "path": "ttft_s.p50", "arm": "cold", "over": "cached", "published": 2.0, "because": "why not"}
+    ],
+    "shown": {"TTFT p50 (s)": "ttft_s.p50"},
+    "checks": [
+        {"says": "caching computes less", "path": "derived.computed_tokens_per_call", "rising": ["cached", "cold"]}
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"arms": [{"name": ".."}, {"name": "cold"}]}, "field arms.0.name"),
+        ({"arms": [{"name": "study.json"}]}, "field arms.0.name"),
+        ({"arms": [{"name": "a" * 81}]}, "field arms.0.name"),
+        ({"arms": [{"name": "cold"}, {"name": "cold"}]}, "field arms.1.name: cold stands twice"),
+        ({"arms": []}, "field arms: holds none"),
+        ({"scales": {}}, "field scales"),
+        ({"scales": {"small": {"arms": ["gone"]}}}, "field scales.small.arms: no arm is called gone"),
+        ({"scales": {"small": {"arms": []}}}, "field scales.small.arms: names none"),
+        ({"scales": {"small": {"set": {"seed": 2}}}}, "field scales.small.set.seed"),
+        ({"arms": [{"name": "cached"}, {"name": "cold", "set": {"trace": {"path": "x"}}}]}, "field arms.1.set.trace"),
+        ({"experiment": {**OWN["experiment"], "trace": {"path": "/x"}}}, "field experiment.trace.path"),
+        ({"figures": [{**OWN["figures"][0], "over": "gone"}]}, "field figures.0.over: no arm is called gone"),
+        ({"figures": [{**OWN["figures"][0], "published": float("nan")}]}, "field figures.0.published"),
+        ({"checks": [{**OWN["checks"][0], "rising": ["cold"]}]}, "field checks.0.rising"),
+        ({"checks": [{**OWN["checks"][0], "falling": ["cold", "cached"]}]}, "field checks.0"),
+        ({"checks": [{"says": "x", "path": "y"}]}, "field checks.0"),
+        ({"trace": {"sessions": 10**12}}, "field trace.sessions"),
+        ({"base": "gone.yaml"}, "own.yaml: field base: there is no file .*gone.yaml"),
+        ({"base": "own.yaml"}, "own.yaml: field base: .*has a base, too"),
+        ({"base": ["own.yaml"]}, "own.yaml: field base"),
+    ],
+)
+def test_fields_that_do_not_fit_each_other_are_named(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(OWN))
+    assert load_finding(str(path)).name == "own"
+    path.write_text(yaml.safe_dump(OWN | change))
+    with pytest.raises(InputError, match=complaint):
+        load_finding(str(path))
+
+
+def test_an_experiment_s_trace_that_is_no_section_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(OWN | {"experiment": {**OWN["experiment"], "trace": "abc"}}))
+    finding = load_finding(str(path))
+    with pytest.raises(InputError, match="field trace"):
+        finding.experiment_of(finding.arms[0], "small", tmp_path / "t", 1)
+
+
+def test_what_cannot_be_told_is_not_said_to_hold() -> None:
+    up = Check(path="x.y", rising=["a", "gone"], says="up")
+    assert holds(up, ARMS) is None and holds(Check(path="x.y", rising=["a", "b"], says="up"), ARMS) is True
+    assert holds(Check(path="x.y", falling=["a", "b"], says="up"), ARMS) is False
+
+
+def test_a_path_without_a_number_is_noted() -> None:
+    finding = Finding.model_validate(OWN | {"shown": {"typo": "ttft_s.p51"}})
+    summary = {"ttft_s": {"p50": 1.0}, "validity": {"reasons": [], "notes": []}}
+    notes = run_notes(FindingResult(finding, "full", {"cached": summary}, {"cached": [summary]}))
+    assert notes == ["no arm has a number at ttft_s.p51"]
+
+
 def test_kv_sizes_are_the_published_ones() -> None:
     sizes = {size.bytes_per_token: size for size in kv_sizes()}
     assert list(sizes) == [163_840, 61_440, 42_944, 47_616]
@@ -91,36 +170,7 @@ def test_workload_stays_near_the_published_trace() -> None:
 
 @pytest.mark.slow
 def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
-    finding = {
-        "name": "own",
-        "title": "Own",
-        "question": "Which?",
-        "source": "nobody",
-        "trace": {"profile": "claude-code", "seed": 3, "sessions": 2},
-        "experiment": {
-            "load": {"arrivals": "at_once", "client_timeout_s": None},
-            "cluster": {"nodes": 1},
-            "model": {"profile": "glm-5.2-nvfp4-dp8ep8-b200"},
-            "router": {"kind": "session_sticky"},
-        },
-        "scales": {"small": {}, "full": {}},
-        "arms": [{"name": "cached"}, {"name": "cold", "set": {"cluster.engine.enable_prefix_caching": False}}],
-        "figures": [
-            {
-                "name": "TTFT",
-                "path": "ttft_s.p50",
-                "arm": "cold",
-                "over": "cached",
-                "published": 2.0,
-                "because": "why not",
-            }
-        ],
-        "shown": {"TTFT p50 (s)": "ttft_s.p50"},
-        "checks": [
-            {"says": "caching computes less", "path": "derived.computed_tokens_per_call", "rising": ["cached", "cold"]}
-        ],
-    }
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(finding))
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(OWN))
     command = [sys.executable, "-m", "harness", "study", "finding", "own.yaml", "--out", "o", "--json"]
     first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
     assert first.returncode == 0, first.stderr
@@ -133,7 +183,7 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
     assert json.loads(again.stdout)["runs"] == document["runs"]
     assert (tmp_path / "o" / "cold" / "summary.json").stat().st_mtime_ns == written
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(finding).replace("nodes: 1", "nodes: 2"))
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(OWN).replace("nodes: 1", "nodes: 2"))
     edited = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
     assert edited.returncode == 2 and "give another folder" in edited.stderr, "results of two studies never mix"
 
