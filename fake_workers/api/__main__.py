@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from fake_workers.api import serving
-from fake_workers.api.serving import Link, Place, ServeSpec
+from fake_workers.api.serving import Link, LmcacheServer, Place, ServeSpec
 from fake_workers.errors import HarnessError, InputError
 from fake_workers.pricing.registry import load_profile
 
@@ -36,6 +36,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--speed", type=float, default=1.0, help="engine seconds per second")
     p.add_argument("--mean-output-tokens", type=int, default=256)
     p.add_argument("--kv-gbytes-per-s", type=float, help="fetch prompts that a prefill worker has computed, so fast")
+    p.add_argument(
+        "--lmcache-server", metavar="URL", help="LMCache's server process below this worker (tcp://host:port)"
+    )
+    p.add_argument("--lmcache-gbytes-per-s", type=float, default=63.0, help="from its memory to each GPU, GB/s")
     p.add_argument("--records", help="a file that gets one JSON line per request")
     p.add_argument("--no-dev-mode", action="store_true", help="without sleep, pause, cache reset, LoRA loading")
     return p
@@ -71,6 +75,9 @@ def specification(arguments: argparse.Namespace) -> ServeSpec:
         events_port=arguments.kv_events_port,
         replay_port=arguments.kv_events_replay_port,
         kv_link=Link(gbytes_per_s=arguments.kv_gbytes_per_s) if arguments.kv_gbytes_per_s else None,
+        lmcache=LmcacheServer(url=arguments.lmcache_server, gbytes_per_s=arguments.lmcache_gbytes_per_s)
+        if arguments.lmcache_server
+        else None,
         records=arguments.records,
     )
 

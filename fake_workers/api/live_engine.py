@@ -8,7 +8,7 @@ own nanoseconds: the clock's, less the time that the engine was paused.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fake_workers.api.block_names import BlockNames
@@ -42,6 +42,8 @@ class Stream:
     answer: Answer
     max_tokens: int | None
     lora: str | None = None
+    prompt: Sequence[int] = ()
+    salt: str = ""
     ready: int = 0
     done: bool = False
     reason: str = ""
@@ -148,15 +150,20 @@ class LiveEngine:
         def due() -> None:
             if self._frozen_ns is not None or self.now_ns < t_ns:
                 self.call_at(t_ns, action)
-                return
-            self.bring()
-            action()
-            self.arm()
+            else:
+                self.tell(action)
 
         at_ns = t_ns + self._paused_ns
         if self._frozen_ns is not None:
             at_ns = self.clock.now_ns + _LOOK_AGAIN_NS
         self.clock.call_at(max(at_ns, self.clock.now_ns), due)
+
+    def tell(self, action: Callable[[], None]) -> None:
+        """Bring the engine up to now, let `action` speak to its node, and let it go on."""
+        self.pump()
+        action()
+        self.arm()
+        self.pump()
 
     # ------------------------------------------------------------------ requests
 
@@ -164,12 +171,13 @@ class LiveEngine:
         """A sequence arrives now."""
         if self.failure is not None:
             raise EngineDeadError(self.failure)
-        self.pump()
-        stream.request.arrival_ns = self.node.now_ns
-        self._streams[stream.rank][stream.request] = stream
-        self.node.submit(stream.rank, stream.request)
-        self.arm()
-        self.pump()
+
+        def arrive() -> None:
+            stream.request.arrival_ns = self.node.now_ns
+            self._streams[stream.rank][stream.request] = stream
+            self.node.submit(stream.rank, stream.request)
+
+        self.tell(arrive)
 
     def abort(self, stream: Stream, reason: str = "abort") -> None:
         """The client went away, or the request is dropped for another reason."""
@@ -197,6 +205,10 @@ class LiveEngine:
     def queued_tokens(self, rank: int) -> int:
         """Prompt tokens of sequences that have no token yet (vLLM's get_num_queued_tokens)."""
         return sum(s.request.prompt_tokens for s in self._streams[rank].values() if s.ready == 0)
+
+    def stream(self, rank: int, request: EngineRequest) -> Stream:
+        """The sequence of a request that waits or runs."""
+        return self._streams[rank][request]
 
     def streams(self, rank: int) -> list[Stream]:
         """Sequences that wait or run, oldest first."""

@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +27,7 @@ from fake_workers.api.app import make_app
 from fake_workers.api.event_socket import EventSocket
 from fake_workers.api.kv_events import topic
 from fake_workers.api.live_engine import LiveEngine, Stream
+from fake_workers.api.lmcache_connector import LmcacheConnector
 from fake_workers.api.paced_clock import PacedClock
 from fake_workers.api.remote_prefill import RemotePrefill
 from fake_workers.api.server_metrics import ServerMetrics
@@ -35,6 +36,7 @@ from fake_workers.api.tokenizer import load_tokenizer
 from fake_workers.api.worker import Worker, WorkerSettings
 from fake_workers.engine.connector import Connector
 from fake_workers.engine.events import KvEvent
+from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import SchedulerConfig
 from fake_workers.errors import HarnessError, InputError
 from fake_workers.pricing.calibration import Calibration
@@ -71,6 +73,14 @@ class Link(BaseModel):
     latency_ms: float = Field(0.0, ge=0)
 
 
+class LmcacheServer(BaseModel):
+    """LMCache's server process below the workers, and the link between its memory and each GPU."""
+
+    model_config = ConfigDict(extra="forbid")
+    url: str
+    gbytes_per_s: float = Field(gt=0)
+
+
 class ServeSpec(BaseModel):
     """What a process serves."""
 
@@ -92,6 +102,7 @@ class ServeSpec(BaseModel):
     replay_port: int | None = None
     events_wire: str = "map"
     kv_link: Link | None = None
+    lmcache: LmcacheServer | None = None
     records: str | None = None
     """A file that gets one JSON line per sequence."""
 
@@ -171,14 +182,17 @@ class Group:
     ) -> None:
         places = spec.groups[number]
         self.sockets = [_listen(place) for place in places]
+        self.engine_config = config
         info = _cache_info(config)
         metrics = [
             ServerMetrics(model=spec.model, engine=0, max_model_len=config.max_model_len, cache_info=info, max_lora=8)
             for _ in places
         ]
         self.workers: list[Worker] = []
-        remote = self._remote_prefill(spec, profile)
-        connector: Connector | None = tiers.connector(number) if tiers is not None else remote
+        own = self._remote_prefill(spec, profile) or self._lmcache(spec, profile, places[0].name)
+        self.lmcache = own if isinstance(own, LmcacheConnector) else None
+        connector: Connector | None = tiers.connector(number) if tiers is not None else own
+        source = "external_unspecified" if self.lmcache is not None else "p2p"
         self.engine = LiveEngine(
             ProfilePrice(profile),
             config,
@@ -188,13 +202,13 @@ class Group:
             connector=connector,
             connector_options=tiers.options if tiers is not None else None,
             names=tiers.names if tiers is not None else None,
-            hit_source=tiers.hit_source if tiers is not None else "p2p",
+            hit_source=tiers.hit_source if tiers is not None else source,
         )
         if tiers is not None:
             tiers.attach(self.engine)
             self.engine.below = partial(tiers.said, number)
-        elif remote is not None:
-            remote.attach(self.engine.node)
+        elif own is not None:
+            own.attach(self.engine.node)
         tokenizer = load_tokenizer(spec.tokenizer)
         for rank, (place, one) in enumerate(zip(places, metrics, strict=True)):
             events = f"tcp://{place.host}:{spec.events_port}" if spec.events_port else ""
@@ -217,6 +231,8 @@ class Group:
             self.workers.append(Worker(settings, self.engine, one, tokenizer))
             if tiers is not None:
                 self.workers[-1].more_metrics = tiers.metrics
+            elif self.lmcache is not None:
+                self.workers[-1].more_metrics = self.lmcache.metrics
         self.events: list[EventSocket] = []
         if spec.events_port is not None:
             form: Any = spec.events_wire
@@ -247,6 +263,26 @@ class Group:
             round(spec.kv_link.latency_ms * 1e6),
         )
 
+    def _lmcache(self, spec: ServeSpec, profile: StepProfile, name: str) -> LmcacheConnector | None:
+        if spec.lmcache is None:
+            return None
+
+        def prompt_of(rank: int, request: EngineRequest) -> tuple[Sequence[int], str]:
+            stream = self.engine.stream(rank, request)
+            return stream.prompt, stream.salt
+
+        return LmcacheConnector(
+            spec.lmcache.url,
+            name,
+            spec.model,
+            profile.kv_bytes_per_token,
+            self.engine_config.block_tokens,
+            spec.lmcache.gbytes_per_s * 1e9 * profile.layout.tp,
+            prompt_of,
+            lambda t_ns, action: self.engine.call_at(t_ns, action),
+            lambda action: self.engine.tell(action),
+        )
+
     def _publish(self, rank: int, events: list[KvEvent]) -> None:
         self.events[rank].publish(events)
 
@@ -261,12 +297,17 @@ async def serve(spec: ServeSpec, stop: asyncio.Event | None = None, below: Below
     if spec.calibration:
         profile = profile.calibrated(Calibration.of(**spec.calibration))  # type: ignore[arg-type]
     config = SchedulerConfig(**spec.engine)
+    if spec.kv_link is not None and spec.lmcache is not None:
+        raise InputError("kv_link", "and a server of LMCache do not go together", "leave one of them out")
     recorder = Recorder(Path(spec.records) if spec.records else None)
     clock = PacedClock(spec.speed)
     tiers = below(clock) if below is not None else None
     groups = [Group(spec, profile, config, number, clock, tiers) for number in range(len(spec.groups))]
     clock.on_failure = partial(_fail, groups)
     clock.start()
+    for group in groups:
+        if group.lmcache is not None:
+            await group.lmcache.start()
     servers: list[tuple[_Server, socket.socket]] = []
     for group in groups:
         workers = group.workers
@@ -300,6 +341,9 @@ async def serve(spec: ServeSpec, stop: asyncio.Event | None = None, below: Below
     for helper in [*helpers, ended]:
         helper.cancel()
     await asyncio.gather(*helpers, ended, return_exceptions=True)
+    for group in groups:
+        if group.lmcache is not None:
+            await group.lmcache.close()
     clock.close()
     if tiers is not None:
         tiers.close()

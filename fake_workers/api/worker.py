@@ -300,7 +300,15 @@ class Worker:
         )
         if (extras.kv_transfer_params or {}).get("do_remote_prefill"):
             self.remote_prefills[request.request_id] = len(prompt)
-        return Stream(self.settings.rank, request, answer, None, lora=adapter.name if adapter else None)
+        return Stream(
+            self.settings.rank,
+            request,
+            answer,
+            None,
+            lora=adapter.name if adapter else None,
+            prompt=prompt,
+            salt=extras.cache_salt or "",
+        )
 
     def _prefilled(self, call: Call) -> dict[str, Any]:
         """Where a decode worker finds the KV of this prefill (NIXL connector's answer)."""

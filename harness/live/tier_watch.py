@@ -61,7 +61,7 @@ class TierWatch:
         now = self._past[-1][1]
         found = []
         for name, labels in now:
-            if name == "sim_tier_resident_bytes":
+            if name == "sim_tier_asked_tokens_total":
                 place = dict(_LABEL.findall(labels))
                 asked = self._grown("sim_tier_asked_tokens_total", labels, WINDOW)
                 hit = self._grown("sim_tier_hit_tokens_total", labels, WINDOW)
@@ -69,10 +69,10 @@ class TierWatch:
                     {
                         "name": place.get("tier", ""),
                         "node": place.get("node", ""),
-                        "resident": now[name, labels],
+                        "resident": now.get(("sim_tier_resident_bytes", labels)),
                         "capacity": now.get(("sim_tier_capacity_bytes", labels)) or None,
                         "hit_rate": hit / asked if asked else None,
-                        "evicted": now.get(("sim_tier_evicted_bytes_total", labels), 0.0),
+                        "evicted": now.get(("sim_tier_evicted_bytes_total", labels)),
                         "read_per_s": self._rate("sim_tier_read_bytes_total", labels),
                         "written_per_s": self._rate("sim_tier_written_bytes_total", labels),
                     }

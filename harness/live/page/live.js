@@ -85,7 +85,7 @@ const cell = (text, kind = "num") => make("td", {className: kind, textContent: t
 function tier(t) {
   const share = t.capacity ? t.resident / t.capacity : 0;
   return make("tr", {}, cell(t.name + (t.node === "" ? "" : ` of node ${t.node}`), ""),
-    make("td", {className: "wide"}, t.capacity ? bar("kv", "", share, percent(share)) : "unlimited"),
+    make("td", {className: "wide"}, t.capacity ? bar("kv", "", share, percent(share)) : t.resident == null ? "–" : "unlimited"),
     cell(bytes(t.resident)), cell(percent(t.hit_rate)), cell(bytes(t.read_per_s)), cell(bytes(t.written_per_s)),
     cell(bytes(t.evicted)));
 }
