@@ -16,7 +16,7 @@ import yaml
 
 from harness import yaml_text
 from harness.errors import InputError
-from harness.experiment import ARM_NAME, Experiment, put_field, validated
+from harness.experiment import ARM_NAME, Experiment, names_file, put_field, validated
 from harness.router.baselines import BASELINES
 from harness.router.select import CONFIGS, config_path
 
@@ -153,7 +153,8 @@ def router_choices(experiment: Experiment, wanted: list[str] | None) -> list[str
 
 def with_router(experiment: Experiment, choice: str) -> Experiment:
     """The same experiment under another router config: a baseline's name, a config's name or a file."""
-    update = {"kind": choice} if choice in BASELINES else {"kind": "llm-d", "config": choice}
+    config = str(Path(choice).resolve()) if names_file(choice) else choice
+    update = {"kind": choice} if choice in BASELINES else {"kind": "llm-d", "config": config}
     return experiment.model_copy(update={"router": experiment.router.model_copy(update=update)})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -359,11 +360,11 @@ def load_experiment(path: Path, overrides: list[str] | None = None, trace: str |
     """
     document = _read_yaml(path)
     base = path.resolve().parent
-    _resolve_paths(document, base)
+    resolve_paths(document, base)
     for arm in document["arms"] if isinstance(document.get("arms"), list) else []:
         if isinstance(arm, dict) and isinstance(arm.get("set"), dict):
             arm["set"] = {
-                name: _resolved(name, value, base, f"{path}: arm {arm.get('name')}")
+                name: resolved_setting(name, value, base, f"{path}: arm {arm.get('name')}")
                 for name, value in arm["set"].items()
             }
     for text in overrides or []:
@@ -377,7 +378,13 @@ def load_experiment(path: Path, overrides: list[str] | None = None, trace: str |
 
 
 def validated(document: dict[str, Any], where: str) -> Experiment:
-    """The experiment that a document describes; InputError names `where` and the first field that is wrong."""
+    """The experiment that a document describes; InputError names `where` and the first field that is wrong.
+
+    Paths that are still relative here were given on the command line: they are made absolute by the working directory,
+    since the experiment may be written into a folder and be run from there.
+    """
+    document = copy.deepcopy(document)
+    resolve_paths(document, Path.cwd())
     try:
         return Experiment.model_validate(document)
     except ValidationError as error:
@@ -436,14 +443,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return document
 
 
-def _resolve_paths(document: dict[str, Any], base: Path) -> None:
+def resolve_paths(document: dict[str, Any], base: Path) -> None:
     """Makes the paths in an experiment's document relative to `base`; names of what ships stay names."""
     for section, key, is_path in (
         ("trace", "path", _any_text),
-        ("router", "binary", _names_file),
-        ("router", "config", _names_file),
-        ("model", "profile", _names_file),
-        ("fabric", "topology", _names_file),
+        ("router", "binary", names_file),
+        ("router", "config", names_file),
+        ("model", "profile", names_file),
+        ("fabric", "topology", names_file),
     ):
         values = document.get(section)
         if isinstance(values, dict) and isinstance(values.get(key), str) and is_path(values[key]):
@@ -451,7 +458,7 @@ def _resolve_paths(document: dict[str, Any], base: Path) -> None:
     cluster = document.get("cluster")
     pools = cluster.get("pools") if isinstance(cluster, dict) else None
     for pool in pools if isinstance(pools, list) else []:
-        if isinstance(pool, dict) and isinstance(pool.get("profile"), str) and _names_file(pool["profile"]):
+        if isinstance(pool, dict) and isinstance(pool.get("profile"), str) and names_file(pool["profile"]):
             pool["profile"] = str((base / pool["profile"]).resolve())
     _resolve_costs(document.get("cache"), base)
 
@@ -460,7 +467,7 @@ def _resolve_costs(section: Any, base: Path) -> None:
     """Paths of cost tables, wherever in the cache section they stand."""
     for value in section if isinstance(section, list) else section.values() if isinstance(section, dict) else ():
         _resolve_costs(value, base)
-    if isinstance(section, dict) and isinstance(section.get("cost"), str) and _names_file(section["cost"]):
+    if isinstance(section, dict) and isinstance(section.get("cost"), str) and names_file(section["cost"]):
         section["cost"] = str((base / section["cost"]).resolve())
 
 
@@ -468,15 +475,15 @@ def _any_text(text: str) -> bool:
     return True
 
 
-def _names_file(text: str) -> bool:
+def names_file(text: str) -> bool:
     return "/" in text or text.endswith((".yaml", ".yml", ".npz", ".json"))
 
 
-def _resolved(name: Any, value: Any, base: Path, where: str) -> Any:
+def resolved_setting(name: Any, value: Any, base: Path, where: str) -> Any:
     """The value that an arm gives a field or section, with its paths relative to `base`."""
     document: dict[str, Any] = {}
     keys = put_field(document, str(name), value, where)
-    _resolve_paths(document, base)
+    resolve_paths(document, base)
     for key in keys:
         document = document[key]
     return document

@@ -167,6 +167,11 @@ def _judge(
     longest = experiment.trace.max_call_tokens
     if longest is not None and len(loaded.sent(longest)) < loaded.calls:
         notes.append(left_out_note(experiment, loaded))
+    warmup_ns = to_ns(experiment.load.warmup_s)
+    if not any(r.outcome == COMPLETED and (r.finish_ns or 0) >= warmup_ns for r in simulation.records):
+        notes.append(
+            "no call was completed in the measured window, so there are no times: see load.warmup_s and until_s"
+        )
     busy = sum(total.busy_ns for group in simulation.groups for total in group.node.totals)
     share = busy / max(1, len(simulation.endpoints) * simulation.clock.now_ns)
     if simulation.counts.arrived and share < _LIGHT_LOAD:

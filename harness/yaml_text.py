@@ -27,7 +27,13 @@ def _mapping(loader: _UniqueKeys, node: yaml.MappingNode, deep: bool = False) ->
     return loader.construct_mapping(node, deep)
 
 
+def _sequence(loader: _UniqueKeys, node: yaml.SequenceNode) -> list[Any]:
+    """At once, not filled later as PyYAML does: so a list that holds itself is refused."""
+    return loader.construct_sequence(node, deep=True)
+
+
 _UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_UniqueKeys.add_constructor(yaml.resolver.BaseResolver.DEFAULT_SEQUENCE_TAG, _sequence)
 
 
 def parse(text: str) -> Any:

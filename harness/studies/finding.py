@@ -15,7 +15,7 @@ from pydantic import Field
 from harness.arms import vary
 from harness.cache.base import NODE_DRAM
 from harness.errors import InputError
-from harness.experiment import Experiment, validated
+from harness.experiment import Experiment, resolve_paths, resolved_setting, validated
 from harness.studies.files import Strict, checked, path_of, read_document
 from harness.studies.finding_check import check_finding
 
@@ -140,9 +140,19 @@ def _base(path: Path, name: Any) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The file's document, with the paths in its experiment, arms and scales relative to it."""
     document = read_document(path)
     if not isinstance(document, dict):
         raise InputError(str(path), "holds no mapping", "see docs/studies/findings.md")
+    base = path.resolve().parent
+    if isinstance(document.get("experiment"), dict):
+        resolve_paths(document["experiment"], base)
+    scales, arms = document.get("scales"), document.get("arms")
+    sections = [*(scales.values() if isinstance(scales, dict) else ()), *(arms if isinstance(arms, list) else ())]
+    for section in sections:
+        if isinstance(section, dict) and isinstance(section.get("set"), dict):
+            settings = section["set"].items()
+            section["set"] = {name: resolved_setting(name, value, base, str(path)) for name, value in settings}
     return document
 
 

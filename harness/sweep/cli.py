@@ -144,6 +144,8 @@ def capacity(
         chosen = router_arms(base, router_choices(base, router_config))
     arms = {one.name: one.experiment for one in chosen} or {base.name: base}
     loaded = load_sessions(base)
+    if not loaded.calls:
+        raise InputError(base.trace.path, "holds no call", "give a trace to search with")
     source = CapacitySource(arms, range(base.seed, base.seed + seeds), slos, ladder, warmup_share, loaded)
     folder = out or Path(base.output.dir) / f"{base.name}-capacity"
     claim(folder, _search_specification(source, base), SEARCH)

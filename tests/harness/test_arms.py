@@ -10,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.arms import arms_of, differences, parse_arm, vary
+from harness.arms import arms_of, differences, parse_arm, router_arms, vary
 from harness.errors import InputError
 from harness.experiment import Experiment, load_experiment, validated
 from harness.results.compare import compare as table_of
@@ -76,6 +76,14 @@ def test_paths_in_arms_are_relative_to_the_file(tmp_path: Path) -> None:
     assert a.experiment.fabric.topology == str(tmp_path / "sub/t.yaml")
     assert b.experiment.router.config == "precise"
     assert b.experiment.model.profile == str(tmp_path / "p.npz")
+
+
+def test_router_configs_on_the_command_line_are_files_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (arm,) = router_arms(_experiment(tmp_path), ["./mine.yaml"])
+    assert (arm.name, arm.experiment.router.config) == ("mine", str(tmp_path / "mine.yaml"))
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,21 @@ def test_paths_in_the_file_are_relative_to_it(tmp_path: Path) -> None:
     assert experiment.router.binary == str(tmp_path / "bin/epp")
 
 
+def test_paths_on_the_command_line_are_relative_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _write(tmp_path, MINIMAL)
+    monkeypatch.chdir(tmp_path.parent)
+    experiment = load_experiment(path, ["router.config=configs/mine.yaml", "trace.path=t.jsonl"])
+    assert experiment.router.config == str(tmp_path.parent / "configs/mine.yaml")
+    assert experiment.trace.path == str(tmp_path.parent / "t.jsonl"), "so the run can be told from any other folder"
+
+
+def test_a_list_that_holds_itself_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="recursive"):
+        load_experiment(_write(tmp_path, MINIMAL + "cache: &c [*c]\n"))
+
+
 def test_a_shipped_config_name_stays_a_name(tmp_path: Path) -> None:
     assert load_experiment(_write(tmp_path, MINIMAL + "router: {config: precise}\n")).router.config == "precise"
 

@@ -93,6 +93,7 @@ def test_a_run_leaves_everything_that_the_contract_names(tmp_path: Path) -> None
 def test_a_trace_without_calls_runs(tmp_path: Path) -> None:
     run = run_experiment(_experiment(tmp_path, trace=""), tmp_path / "out", show_progress=False)
     assert run.summary["outcome"]["completed"] == 0
+    assert any("no call was completed" in note for note in run.summary["validity"]["notes"])
 
 
 def test_comparing_keeps_one_folder_per_choice_and_one_page(tmp_path: Path) -> None:

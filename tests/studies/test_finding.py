@@ -140,6 +140,16 @@ def test_an_experiment_s_trace_that_is_no_section_is_named(tmp_path: Path) -> No
         finding.experiment_of(finding.arms[0], "small", tmp_path / "t", 1)
 
 
+def test_paths_in_a_finding_are_relative_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below/base.yaml").write_text(yaml.safe_dump(OWN | {"experiment": {"model": {"profile": "./g.npz"}}}))
+    more = {"base": "below/base.yaml", "arms": [{"name": "a", "set": {"router.config": "r.yaml"}}]}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(more | {"figures": [], "checks": []}))
+    finding = load_finding(str(tmp_path / "own.yaml"))
+    assert finding.experiment["model"]["profile"] == str(tmp_path / "below/g.npz")
+    assert finding.arms[0].set == {"router.config": str(tmp_path / "r.yaml")}
+
+
 def test_what_cannot_be_told_is_not_said_to_hold() -> None:
     up = Check(path="x.y", rising=["a", "gone"], says="up")
     assert holds(up, ARMS) is None and holds(Check(path="x.y", rising=["a", "b"], says="up"), ARMS) is True
