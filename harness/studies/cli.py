@@ -202,7 +202,7 @@ def _finding_command(name: str, title: str) -> None:
     def study(
         scale: Annotated[
             str,
-            typer.Option(help="small: minutes; medium: fewer nodes, the published load per node; full: as published."),
+            typer.Option(help="small: minutes; medium: a quarter of the sessions; full: as published."),
         ] = "small",
         out: Annotated[
             Path | None,

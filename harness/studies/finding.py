@@ -24,7 +24,7 @@ Summary = dict[str, Any]
 _ROUNDING = 1e-12
 MOST_SESSIONS = 1_000_000
 Scale = Literal["small", "medium", "full"]
-"""small: a few sessions, for directions; medium: the published load per node, on fewer nodes for fewer hours."""
+"""small: a few sessions, for directions; medium: the published cluster and load, a quarter of the sessions."""
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
 

@@ -111,8 +111,10 @@ def run_notes(result: FindingResult) -> list[str]:
     """What the runs say of themselves, each once."""
     notes: dict[str, None] = {}
     if result.scale == "medium":
-        nodes = result.finding.scales["medium"].set.get("cluster.nodes")
-        notes[f"{nodes} nodes instead of the published cluster, with as many sessions per hour and node"] = None
+        sessions = f"{result.finding.scales['medium'].sessions} of {result.finding.trace.sessions} sessions"
+        notes[f"{sessions}, arriving at the published rate: the cluster is busy for fewer hours than at full scale"] = (
+            None
+        )
     if result.scale == "small" and result.finding.figures:
         notes["a few sessions only: directions hold, figures do not compare with the published ones (--scale full)"] = (
             None
