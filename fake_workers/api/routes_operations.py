@@ -40,6 +40,13 @@ def routes(worker: Worker) -> APIRouter:
     async def metrics() -> Response:
         return Response(metrics_page(worker), media_type=CONTENT_TYPE)
 
+    if worker.tiers_account is not None:
+        account = worker.tiers_account
+
+        @router.get("/sim/tiers")
+        async def tiers() -> Response:
+            return JSONResponse(account())
+
     @router.get("/v1/models")
     async def models() -> dict[str, Any]:
         name = worker.settings.model

@@ -231,6 +231,7 @@ class Group:
             self.workers.append(Worker(settings, self.engine, one, tokenizer))
             if tiers is not None:
                 self.workers[-1].more_metrics = tiers.metrics
+                self.workers[-1].tiers_account = tiers.account
             elif self.lmcache is not None:
                 self.workers[-1].more_metrics = self.lmcache.metrics
         self.events: list[EventSocket] = []

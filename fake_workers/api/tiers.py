@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from fake_workers.api.block_names import BlockNames
 from fake_workers.api.live_engine import LiveEngine
@@ -31,6 +31,9 @@ class Tiers(Protocol):
 
     def metrics(self) -> bytes:
         """Samples to be shown beside vLLM's own, in Prometheus' format."""
+
+    def account(self) -> dict[str, Any]:
+        """What the tiers and links have done so far, as JSON."""
 
     def close(self) -> None:
         """The process ends."""

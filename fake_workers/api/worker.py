@@ -109,6 +109,8 @@ class Worker:
         """Tokens whose KV a prefill worker holds, by engine request id: read by the connector."""
         self.more_metrics: Callable[[], bytes] = bytes
         """What a scrape shows beside vLLM's metrics."""
+        self.tiers_account: Callable[[], dict[str, Any]] | None = None
+        """What the cache tiers below have done, where there are any."""
         self._adapters_made = 0
         self._requests = 0
 

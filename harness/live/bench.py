@@ -21,6 +21,7 @@ from fake_workers.api.tokenizer import Tokenizer, load_tokenizer
 from harness.clock import to_ns
 from harness.errors import ComponentError, InputError
 from harness.experiment import Experiment, resolved_yaml
+from harness.live import bench_tiers
 from harness.live.config import LiveConfig
 from harness.load.arrivals import session_starts_ns
 from harness.load.prompts import Origins
@@ -123,6 +124,8 @@ class Bench:
         self._tasks: set[asyncio.Task[None]] = set()
         self.records: list[CallRecord] = []
         self.ended = 0
+        self.tiers: bench_tiers.Account | str | None = None
+        """What the cache tiers did, or why that is not known."""
         self._clock: WallClock
         self._client: httpx.AsyncClient
         self._origins = Origins()
@@ -156,6 +159,8 @@ class Bench:
                 on_progress(self.ended, self._clock.now_ns)
                 await asyncio.sleep(0.05)
             on_progress(self.ended, self._clock.now_ns)
+            if self.experiment.cache.kind != "none":
+                self.tiers = await bench_tiers.collect(self.workers, lambda: self._clock.now_ns)
 
     async def _check(self) -> None:
         """The gateway answers, and serves this model."""
@@ -292,11 +297,24 @@ def run_bench(experiment: Experiment, url: str, folder: Path, *, token_ids: bool
         interrupted = True
     for record in bench.records:
         record.node = 0 if record.endpoint is not None else None
+    account = bench.tiers if isinstance(bench.tiers, bench_tiers.Account) else None
+    if account is not None:
+        lmcache = experiment.cache.lmcache
+        peers = (tier.name for tier in (lmcache.l2_adapters if lmcache else ()) if tier.placement == "writer")
+        bench_tiers.give(bench.records, account, frozenset(peers))
     end_ns = max((r.finish_ns or r.arrival_ns for r in bench.records), default=0)
     info = _info(bench, end_ns, command)
     info.interrupted = interrupted
     info.wall_s = time.monotonic() - began
-    return write_run(folder, bench.records, info, None, len(bench.records), drained=False, live=True)
+    data = None
+    if account is not None:
+        identity = account.facts["identity"]
+        info.cache = {"kind": experiment.cache.kind, "release": identity["version"], **identity}
+        info.tier, data = account.facts, account.data
+        info.notes += account.notes
+    elif bench.tiers:
+        info.notes.append(str(bench.tiers))
+    return write_run(folder, bench.records, info, None, len(bench.records), drained=False, tiers=data, live=True)
 
 
 def _info(bench: Bench, end_ns: int, command: str) -> RunInfo:

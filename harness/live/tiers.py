@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import json
 import sys
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import polars as pl
 
 from fake_workers.api.block_names import BlockNames
 from fake_workers.api.live_engine import LiveEngine
@@ -25,6 +29,8 @@ from harness.errors import InputError
 from harness.experiment import Experiment
 from harness.live.tier_metrics import TierMetrics
 from harness.placement import PoolPlan, plan_pools, with_nodes
+from harness.results.tier_data import FILES, TierData
+from harness.tier_facts import tier_facts
 from harness.tiers import build_tiers, check_tiers
 
 _MOST_RESTORES = 10_000
@@ -78,6 +84,7 @@ class LiveTiers:
         cluster = build_tiers(experiment, clock, pools, model, wires)
         assert cluster is not None
         self._clock, self._cluster, self._results = clock, cluster, results
+        self._process = uuid.uuid4().hex
         self._groups = [every[number] for number in groups]
         self._numbers = list(groups)
         self._nodes = sorted({group[0].node for group in self._groups})
@@ -124,6 +131,13 @@ class LiveTiers:
         self._clock.pump()
         return self._metrics.render()
 
+    def account(self) -> dict[str, Any]:
+        """See Tiers: what a replay's summary has of its tiers, and its tables by column."""
+        self._clock.pump()
+        facts, data = self._facts()
+        tables = {name: getattr(data, name).to_dict(as_series=False) for name in FILES}
+        return {"process": self._process, "facts": facts, "tables": tables}
+
     def close(self) -> None:
         """See Tiers: writes the account, gives memory and descriptors back."""
         self._clock.pump()
@@ -131,16 +145,18 @@ class LiveTiers:
             self._write(self._results)
         self._cluster.close()
 
-    def _write(self, folder: Path) -> None:
-        from harness.tier_facts import tier_facts  # polars takes its time, and a worker needs it only here
+    def _facts(self) -> tuple[dict[str, Any], TierData]:
+        facts, data = tier_facts(self._cluster, self._ledger)
+        facts |= {"identity": self._cluster.nodes[0].identity(), "nodes": self._nodes, "ns": self._clock.now_ns}
+        return facts, data
 
+    def _write(self, folder: Path) -> None:
+        facts, data = self._facts()
         try:
-            facts, data = tier_facts(self._cluster, self._ledger)
             folder.mkdir(parents=True, exist_ok=True)
             data.write(folder)
-            facts |= {"identity": self._cluster.nodes[0].identity(), "nodes": self._nodes, "ns": self._clock.now_ns}
             (folder / "tiers.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        except OSError as error:
+        except (OSError, pl.exceptions.PolarsError) as error:
             print(f"warning: the tiers' account is not written ({error})", file=sys.stderr, flush=True)
 
     def _block_names(self, pool: PoolPlan) -> BlockNames:

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from fake_workers.api.paced_clock import PacedClock
 from fake_workers.api.serving import Recorder
+from harness.live.tiers import LiveTiers
 from harness.router.process import RouterProcess
+from tests.live.running import experiment
 
 FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="no /dev/full on this system")
@@ -46,3 +49,18 @@ def test_a_child_that_logs_goes_on() -> None:
     assert seen == 60000
     assert "line 59999" in child.tail()
     child.stop()
+
+
+@pytest.mark.parametrize("missing", ["folder", "room"])
+def test_the_account_of_tiers(tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: str) -> None:
+    """A worker that cannot write its tiers' account says so and ends as ever."""
+    wanted = experiment(1, cache={"kind": "offloading", "offloading": {"cpu_bytes_to_use": 1 << 30}})
+    folder = tmp_path / "tiers"
+    if missing == "folder":
+        folder.write_text("in the way")
+    else:
+        folder.mkdir()
+        for name in ("tiers.parquet", "links.parquet", "restores.parquet", "tiers.json"):
+            (folder / name).symlink_to(FULL)
+    LiveTiers(PacedClock(), wanted, [0], "m", folder).close()
+    assert "the tiers' account is not written" in capsys.readouterr().err

@@ -136,6 +136,7 @@ def test_faults(router_v0100: Path, envoy_program: Path, tmp_path: Path) -> None
         until(lambda: all(live.complete(f"again {i}").status_code == 200 for i in range(4)))
         assert live.stack.router is not None
         live.stack.router.stop()
+        until(lambda: live.watch.state()["problems"] == ["the router has ended"])
         gone = live.complete("no router")
         assert gone.status_code in (500, 503)
         live.stack.router.start()
@@ -144,8 +145,11 @@ def test_faults(router_v0100: Path, envoy_program: Path, tmp_path: Path) -> None
         live.stack.envoy.stop()
         with pytest.raises(httpx.ConnectError):
             live.complete("no gateway")
+        until(lambda: live.watch.state()["problems"] == ["Envoy has ended"])
         live.stack.start_envoy()
         assert live.complete("gateway is back").status_code == 200
+        until(lambda: not live.watch.state()["problems"])
+        assert live.watch.state()["workers"][0]["restarts"] == 1
         until(lambda: all(w["running"] == w["waiting"] == 0 for w in live.watch.state()["workers"]))
 
 
@@ -228,6 +232,23 @@ def test_what_cannot_start_says_why(router_v0100: Path, envoy_program: Path, tmp
         taken.listen()
         with pytest.raises(ComponentError, match="cannot listen"):
             stack.start()
+    assert not left_behind()
+
+
+@pytest.mark.parametrize("field", ["gateway_port", "page_port"])
+def test_a_port_that_is_taken_is_one_line(router_v0100: Path, envoy_program: Path, tmp_path: Path, field: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = subprocess.run(
+            [*(sys.executable, "-m", "harness", "live", "examples/live.yaml", "--out", str(tmp_path / "out")),
+             *("--set", f"router.binary={router_v0100}", "--set", "live.gateway_port=0", "--set", "live.page_port=0"),
+             *("--set", f"live.{field}={taken.getsockname()[1]}")],
+            cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=60,
+            env={**os.environ, "HARNESS_ENVOY": str(envoy_program)},
+        )  # fmt: skip
+    assert done.returncode == 2 and not done.stdout
+    assert len(done.stderr.splitlines()) == 1 and f"live.{field}" in done.stderr and "Traceback" not in done.stderr
     assert not left_behind()
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import msgpack
-import numpy as np
 import pytest
 import zmq
 
@@ -81,13 +80,11 @@ def test_live_equals_replay(router_v0100: Path, envoy_program: Path, lmcache: No
     replayed = run_experiment(wanted, tmp_path / "replay", show_progress=False)
     assert found.calls["outcome"].to_list() == ["completed"] * 10 == replayed.calls["outcome"].to_list()
     both = found.calls.join(replayed.calls, on="call_id", suffix="_replay")
-    assert both["computed_tokens"].to_list() == both["computed_tokens_replay"].to_list()
+    for source in ("gpu", "dram", "computed"):
+        assert both[f"{source}_tokens"].to_list() == both[f"{source}_tokens_replay"].to_list()
     assert both["output_tokens"].to_list() == both["output_tokens_replay"].to_list()
-    live_ms = (both["first_token_ns"] - both["arrival_ns"]).to_numpy() / 1e6
+    # what stands before the engine is test_agreement's; here its own times are held, which no busy machine moves
     replay_ms = (both["first_token_ns_replay"] - both["arrival_ns_replay"]).to_numpy() / 1e6
-    off = np.abs(live_ms - replay_ms) - np.maximum(20.0, 0.05 * replay_ms)
-    # the median, as a busy machine may hold up any single request
-    assert np.median(off) <= 0, list(zip(live_ms.round(1), replay_ms.round(1), strict=True))
     engine = {str(r["id"]).removeprefix("0_cmpl-").rsplit("-", 2)[0]: r for r in records(tmp_path / "stack")}
     assert sorted(engine) == sorted(both["call_id"])
     for name, gpu, dram, took_ms in zip(
@@ -102,6 +99,12 @@ def test_live_equals_replay(router_v0100: Path, envoy_program: Path, lmcache: No
     assert account["tiers"][0]["read_bytes"] == kept["read_bytes"] > 0
     assert account["tiers"][0]["written_bytes"] == kept["written_bytes"]
     assert account["identity"]["component"] == "lmcache" and account["identity"]["unmodified"]
+    told, known = found.summary["tier"], replayed.summary["tier"]
+    assert told["bytes_by_source"] == known["bytes_by_source"] and told["bytes_by_source"]["dram"] > 0
+    assert told["restores"]["loaded"] == known["restores"]["loaded"]
+    assert told["restores"]["s"]["mean"] == pytest.approx(known["restores"]["s"]["mean"], rel=0.02)
+    assert "Cache tiers below the GPU" in (tmp_path / "bench" / "report.html").read_text()
+    assert not found.info.invalid, found.info.invalid
 
 
 # ---------------------------------------------------------------------- the workers alone
