@@ -170,7 +170,7 @@ class Simulation:
         }
         self._longest = max(group.node.config.max_model_len for group in self.groups)
         publishes = caches is not None and config.tier_events and router.reads_kv_events
-        self._feed = TierFeed(caches, self.endpoints) if caches is not None and publishes else None
+        self._feed = TierFeed(caches, groups) if caches is not None and publishes else None
         self._stirred: dict[int, _Group] = {}
         """Groups about which the router may not know everything yet, by their first endpoint."""
         for session, start_ns in zip(sessions, starts_ns, strict=True):

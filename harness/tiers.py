@@ -16,10 +16,12 @@ from harness.placement import PoolPlan
 def check_tiers(experiment: Experiment, pools: list[PoolPlan], topology: Topology) -> None:
     """InputError for what cannot be built, found without loading LMCache."""
     config = experiment.cache.lmcache
-    if any(len({endpoint.node for endpoint in group}) > 1 for pool in pools for group in pool.groups):
-        raise InputError("cache.kind", "a replica that spans nodes has no node's cache", "leave the cache tiers out")
     if config is None:
         return
+    if any(len({endpoint.node for endpoint in group}) > 1 for pool in pools for group in pool.groups):
+        raise InputError(
+            "cache.kind", "LMCache serves one node, a replica here spans several", "use kind: offloading, or no tiers"
+        )
     if not upstream.available():
         raise InputError("cache.kind", "LMCache is not installed", "pip install '.[lmcache]' (docs/cache.md)")
     check_cluster(
@@ -47,10 +49,7 @@ def build_tiers(
         return OffloadCluster(
             clock,
             experiment.cache.offloading,
-            [
-                EngineFacts(count, pool.profile.layout.tp, pool.profile.kv_bytes_per_token_rank)
-                for count, pool in zip(_engines_per_node(pools), _pool_of_nodes(pools), strict=True)
-            ],
+            [facts for pool in pools for facts in _engine_facts(pool)],
             block_tokens=pools[0].engine.block_tokens,
             kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
             prefix_caching=pools[0].engine.enable_prefix_caching,
@@ -74,9 +73,16 @@ def build_tiers(
     )
 
 
-def _pool_of_nodes(pools: list[PoolPlan]) -> list[PoolPlan]:
-    return [pool for pool in pools for _ in pool.nodes]
-
-
 def _engines_per_node(pools: list[PoolPlan]) -> list[int]:
-    return [pool.gpus_per_node // pool.profile.layout.tp for pool in _pool_of_nodes(pools)]
+    return [pool.gpus_per_node // pool.profile.layout.tp for pool in pools for _ in pool.nodes]
+
+
+def _engine_facts(pool: PoolPlan) -> list[EngineFacts]:
+    """The engines of each of a pool's nodes; those of a replica on several nodes all count with its first."""
+    ranks, spans = dict.fromkeys(pool.nodes, 0), dict.fromkeys(pool.nodes, 1)
+    for group in pool.groups:
+        home = group[0].node
+        ranks[home] += len(group)
+        spans[home] = max(spans[home], len({endpoint.node for endpoint in group}))
+    layout, kv_bytes = pool.profile.layout, pool.profile.kv_bytes_per_token_rank
+    return [EngineFacts(ranks[node], layout.tp, kv_bytes, spans[node]) for node in pool.nodes]

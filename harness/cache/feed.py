@@ -18,18 +18,20 @@ from harness.router.base import Endpoint
 class TierFeed:
     """Events of all nodes' tiers, by endpoint, until its engine publishes them."""
 
-    def __init__(self, caches: Sequence[ExternalCache], endpoints: Sequence[Endpoint]) -> None:
-        """`caches[k]`: the tiers of node k; its ranks are the node's endpoints in their order."""
+    def __init__(self, caches: Sequence[ExternalCache], groups: Sequence[Sequence[Endpoint]]) -> None:
+        """`caches[k]`: the tiers of node k; its ranks are the endpoints of the groups that begin on it, in order."""
         self._caches = caches
         for cache in caches:
             cache.keep_events = True
         self._members: list[list[int]] = [[] for _ in caches]
         self._place: dict[int, tuple[int, int]] = {}
-        for endpoint in endpoints:
-            members = self._members[endpoint.node]
-            self._place[endpoint.index] = (endpoint.node, len(members))
-            members.append(endpoint.index)
-        self._pending: dict[int, list[TierEvent]] = {endpoint.index: [] for endpoint in endpoints}
+        for group in groups:
+            home = group[0].node
+            members = self._members[home]
+            for endpoint in group:
+                self._place[endpoint.index] = (home, len(members))
+                members.append(endpoint.index)
+        self._pending: dict[int, list[TierEvent]] = {endpoint: [] for endpoint in self._place}
 
     def collect(self) -> None:
         """Take over what happened in the tiers up to now."""

@@ -28,14 +28,16 @@ def connector_options(config: OffloadingConfig) -> ConnectorOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The engines of one node."""
+    """The engines of one node, those of a replica on several nodes with the first of them."""
 
     ranks: int
-    """Engines (replicas times data-parallel ranks)."""
+    """Engines (replicas times data-parallel ranks); 0: all of this node's belong to a replica that begins elsewhere."""
     tp: int
     """GPUs of each."""
     kv_bytes_per_token_rank: int
     """What one GPU holds of a token's KV."""
+    nodes: int = 1
+    """Nodes that they are on, this one and those after it."""
 
 
 class OffloadCluster:
@@ -89,7 +91,9 @@ class OffloadCluster:
                     gpu_bytes_per_token=engine.kv_bytes_per_token_rank * engine.tp,
                     store_gpus=1 if one_copy else None,
                     wires=wires,
-                    paths=None if topology is None else NodePaths(topology, node, engine.ranks),
+                    paths=None
+                    if topology is None or not engine.ranks
+                    else NodePaths(topology, node, engine.ranks, engine.nodes),
                     identity=identity,
                     prefix_caching=prefix_caching,
                     seed=f"{seed}/{node}",

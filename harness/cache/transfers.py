@@ -126,34 +126,40 @@ class Wires:
 
 
 class NodePaths:
-    """The ways of one node in a topology."""
+    """The ways of one node in a topology, or of a replica that goes on over the nodes after it."""
 
-    def __init__(self, topology: Topology, node: int, ranks: int) -> None:
+    def __init__(self, topology: Topology, node: int, ranks: int, nodes: int = 1) -> None:
+        """`ranks`: engines on the `nodes` nodes from `node` on, in order."""
         hosts = topology.vertices_of("host")
         gpus = topology.vertices_of("gpu")
-        if node >= len(hosts):
-            raise InputError(
-                f"topology {topology.name}", f"has {len(hosts)} hosts, node {node} is missing", "raise its counts"
-            )
-        per_node = len(gpus) // len(hosts)
-        if per_node < ranks or per_node % ranks:
+        if node + nodes > len(hosts):
             raise InputError(
                 f"topology {topology.name}",
-                f"has {per_node} GPUs per host for {ranks} replicas per node",
+                f"has {len(hosts)} hosts, node {node + nodes - 1} is missing",
+                "raise its counts",
+            )
+        per_node = len(gpus) // len(hosts)
+        available = per_node * nodes
+        if available < ranks or available % ranks:
+            raise InputError(
+                f"topology {topology.name}",
+                f"has {per_node} GPUs per host for {ranks // nodes} replicas per node",
                 "make the GPUs a multiple of the replicas",
             )
         self.topology = topology
         self.hosts = hosts
         self.host = hosts[node]
-        own = gpus[node * per_node : (node + 1) * per_node]
-        share = per_node // ranks
+        own = gpus[node * per_node : (node + nodes) * per_node]
+        share = available // ranks
         self._ranks = [own[rank * share : (rank + 1) * share] for rank in range(ranks)]
+        self._host_of = [hosts[node + rank * share // per_node] for rank in range(ranks)]
 
     def to_gpus(self, rank: int, nbytes: int, descriptors: int) -> list[tuple[Path, int, int]]:
         """A replica's KV from DRAM: every GPU of the replica gets its part over its own PCIe."""
         gpus = self._ranks[rank]
         parts = split_evenly(nbytes, len(gpus))
-        return [(self.topology.path(self.host, gpu), part, descriptors) for gpu, part in zip(gpus, parts, strict=True)]
+        host = self._host_of[rank]
+        return [(self.topology.path(host, gpu), part, descriptors) for gpu, part in zip(gpus, parts, strict=True)]
 
     def from_gpus(
         self, rank: int, nbytes: int, descriptors: int, writers: int | None = None
@@ -161,7 +167,8 @@ class NodePaths:
         """A replica's KV to DRAM; `writers`: only so many of its GPUs write (None: all)."""
         gpus = self._ranks[rank][:writers]
         parts = split_evenly(nbytes, len(gpus))
-        return [(self.topology.path(gpu, self.host), part, descriptors) for gpu, part in zip(gpus, parts, strict=True)]
+        host = self._host_of[rank]
+        return [(self.topology.path(gpu, host), part, descriptors) for gpu, part in zip(gpus, parts, strict=True)]
 
 
 class TierPaths:

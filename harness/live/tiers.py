@@ -90,7 +90,7 @@ class LiveTiers:
         self._nodes = sorted({group[0].node for group in self._groups})
         self._ledger = CacheLedger(pools[0].engine.block_tokens, _MOST_RESTORES)
         self._below = Below(clock, endpoints, self._ledger, cluster.nodes)
-        self._feed = TierFeed(cluster.nodes, endpoints) if experiment.cache.publishes_events else None
+        self._feed = TierFeed(cluster.nodes, every) if experiment.cache.publishes_events else None
         self._attach: Callable[[Node], None]
         offloading = experiment.cache.offloading
         self.options = connector_options(offloading) if offloading else None

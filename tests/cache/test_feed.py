@@ -30,8 +30,8 @@ class Tier:
 
 def feed(nodes: int = 2, ranks: int = 2) -> tuple[Any, list[Tier]]:
     tiers = [Tier() for _ in range(nodes)]
-    endpoints = [Endpoint(i, f"w{i}", "127.0.0.1", 1, i // ranks) for i in range(nodes * ranks)]
-    return TierFeed(tiers, endpoints), tiers  # type: ignore[arg-type]
+    groups = [[Endpoint(i, f"w{i}", "127.0.0.1", 1, i // ranks)] for i in range(nodes * ranks)]
+    return TierFeed(tiers, groups), tiers  # type: ignore[arg-type]
 
 
 def told(t_ns: int, rank: int | None = None) -> TierEvent:
@@ -55,6 +55,17 @@ def test_a_tier_of_one_engine_is_that_engines() -> None:
     tiers[0].events = [told(10, rank=1)]
     events.collect()
     assert events.merge(0, [], None) == [] and events.merge(1, [], None) == [told(10, rank=1)]
+
+
+def test_engines_of_a_replica_on_two_nodes_have_their_tiers_with_the_first() -> None:
+    tiers = [Tier(), Tier()]
+    replica = [Endpoint(i, f"w{i}", "127.0.0.1", 1, i // 2) for i in range(4)]
+    events = TierFeed(tiers, [replica])  # type: ignore[arg-type]
+    tiers[0].events = [told(10, rank=3)]
+    events.collect()
+    assert events.merge(1, [], None) == [] and events.merge(3, [], None) == [told(10, rank=3)]
+    tiers[0].chunks = [True]
+    assert events.held_blocks(3, BlockPool(8), [(1, 0, 5)]) == 4
 
 
 def test_events_are_merged_by_time_the_engines_first() -> None:

@@ -83,6 +83,38 @@ def test_a_pd_run_with_tiers_repeats_to_the_last_byte(tmp_path: Path, lmcache: N
     assert one == two
 
 
+def test_engines_of_a_replica_on_two_nodes_have_cpu_tiers_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(TRACE.replace('"session":"s', f'"session":"r{i}s') for i in range(8)))
+    pools: list[dict[str, Any]] = [
+        {"role": role, "replicas": 1, "engine": {"num_gpu_blocks": 150}} for role in ("prefill", "decode")
+    ]
+    pools[1]["cache"] = False
+    document = {
+        "name": "t",
+        "trace": {"path": str(path)},
+        "cluster": {"gpus_per_node": 8, "pools": pools},
+        "load": {"arrivals": "at_once"},
+        "model": {"profile": "glm-5.2-fp8-dp16ep16-h200"},
+        "router": {"kind": "session_sticky"},
+        "cache": {"kind": "offloading", "offloading": {"cpu_bytes_to_use": 10**10}},
+        "output": {"report": False},
+    }
+    result = run_experiment(Experiment.model_validate(document), tmp_path / "out", show_progress=False)
+    records = to_records(result.calls)
+    assert {r.outcome for r in records} == {COMPLETED} and len(records) == 160
+    by_rank: dict[str, int] = {}
+    for record in records:
+        assert record.prefill_endpoint is not None
+        by_rank[record.prefill_endpoint] = by_rank.get(record.prefill_endpoint, 0) + record.dram_tokens
+    loaded = [endpoint for endpoint, tokens in by_rank.items() if tokens]
+    assert len(by_rank) == 16 and len(loaded) > 8, "ranks on both nodes"
+    assert result.tiers is not None
+    moved = {row["link"]: row["bytes"] for row in result.tiers.links.to_dicts()}
+    for node in range(2):
+        assert any(moved.get(f"host[{node}]>gpu[{node},{gpu}]") for gpu in range(8)), "over the PCIe of their own node"
+
+
 def test_shared_storage_without_a_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="without a shared cache tier"):
         run(tmp_path, "out", {"protocol": "shared-storage"}, None)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -14,9 +15,13 @@ from harness.studies.cli import app
 from harness.studies.disagg import fabric, kv_dtype, point, ratio
 from harness.studies.disagg.arms import ArmResult
 from harness.studies.disagg.evict import evict_arms
-from harness.studies.disagg.loads import lanes, unique_prompts
+from harness.studies.disagg.loads import begun, lanes, unique_prompts
 from harness.studies.disagg.page import markdown, render
-from harness.trace.model import Call, Session
+from harness.studies.disagg.point import read
+from harness.trace.generate import generate_sessions
+from harness.trace.model import Call, Session, SharedPrefix
+from harness.trace.profile import load_profile
+from harness.trace.runs import common_blocks
 
 
 def test_unique_prompts_arrive_at_the_rate_and_share_nothing() -> None:
@@ -46,6 +51,61 @@ def test_users_work_through_all_sessions_one_after_the_other(sizes: list[int], c
             assert call.index == number
             assert (call.deps == ()) == (number == 0), "one call at a time"
             assert all(dep < number for dep in call.deps) and call.ref < number
+
+
+def _whole_session() -> Session:
+    """A main chain of five, a fork of its second call, a sub-agent with a shared prefix, begun by the third."""
+    prefix = (SharedPrefix("sys", 2),)
+    calls = [Call(0, 0.0, None, "main", 640, 5, -1, 0, 10, (), prefix=0)]
+    calls += [Call(i, 10.0 * i, None, "main", 640 * (i + 1), 5, i - 1, 10 * i, 10, (i - 1,), gap_s=2.0) for i in (1, 2)]
+    calls.append(Call(3, 21.0, None, "fork", 1600, 5, 1, 18, 7, (1,), gap_s=3.0))
+    calls.append(Call(4, 25.0, None, "sub", 320, 5, -1, 0, 5, (), 2, gap_s=1.0, prefix=0))
+    calls.append(Call(5, 30.0, None, "main", 2560, 5, 2, 30, 10, (2, 3, 4), gap_s=2.0))
+    return Session("s", 64, calls, prefix=prefix)
+
+
+def test_a_session_from_the_middle_keeps_what_its_calls_have_in_common() -> None:
+    whole = _whole_session()
+    cut = begun(whole, 2)
+    first, fork, sub, last = cut.calls
+    assert (first.ref, first.keep_blocks, first.new_blocks, first.prefix) == (-1, 0, 30, 0), "all of it is new now"
+    assert (first.deps, first.on_start, first.gap_s) == ((), None, 0.0)
+    assert (fork.ref, fork.keep_blocks, fork.new_blocks, fork.prefix) == (0, 18, 7, -1)
+    assert (fork.deps, fork.on_start, fork.gap_s) == ((), 0, 1.0), "as long after the first one as recorded"
+    assert (sub.ref, sub.on_start, sub.prefix) == (-1, 0, 0)
+    assert (last.ref, last.keep_blocks, last.deps) == (0, 30, (0, 1, 2))
+    assert begun(whole, 0) is whole
+    for a in range(2, 6):
+        for b in range(a):
+            expected = common_blocks(whole.calls, a, b)
+            if b >= 2:
+                assert common_blocks(cut.calls, a - 2, b - 2) == expected
+
+
+@given(st.integers(0, 2**32), st.floats(0, 0.9))
+@settings(max_examples=20, deadline=None)
+def test_any_session_can_begin_anywhere(seed: int, share: float) -> None:
+    (session,) = generate_sessions(load_profile("claude-code"), seed, 1)
+    first = int(len(session.calls) * share)
+    cut = begun(session, first)
+    assert len(cut.calls) == len(session.calls) - first
+    for call, old in zip(cut.calls, session.calls[first:], strict=True):
+        assert call.blocks == old.blocks and call.index == old.index - first
+        assert all(dep < call.index for dep in call.deps) and call.ref < call.index
+        assert call.on_start is None or call.on_start < call.index
+        if call.ref >= 0:
+            assert call.keep_blocks <= cut.calls[call.ref].blocks
+            assert call.keep_blocks <= common_blocks(session.calls, old.index, call.ref + first)
+
+
+def test_users_begin_between_two_shares_of_what_they_send() -> None:
+    loaded = ratio.users(6, 6, 1, 142_000, (0.25, 0.75))
+    again = ratio.users(6, 6, 1, 142_000, (0.25, 0.75))
+    assert [len(s.calls) for s in loaded.sessions] == [len(s.calls) for s in again.sessions]
+    for user, session in zip(loaded.sessions, ratio.sessions(6, 1), strict=True):
+        sent = sum(call.sequence_tokens <= 142_000 for call in session.calls)
+        left = sum(call.sequence_tokens <= 142_000 for call in user.calls)
+        assert 0.25 <= (sent - left) / sent <= 0.75 and user.calls[0].sequence_tokens <= 142_000
 
 
 def _result(series: str, x: float, ttft_s: float) -> ArmResult:
@@ -79,7 +139,9 @@ def test_every_arm_is_a_valid_experiment(tmp_path: Path) -> None:
         *point.point_arms("full", 1, True),
         *fabric.fabric_arms("full", 1, tmp_path),
         *kv_dtype.dtype_arms("full", 1),
+        *ratio.ratio_arms("full", 1, ratio.known_arms()),
     ]
+    assert set(read("pd-ratio")["full"]["arms"]) <= set(ratio.known_arms())
     assert len({arm.name for arm in arms if not arm.name.startswith("aggregated ")}) > 15
     assert all(arm.experiment.output.report is False for arm in arms)
 
@@ -108,3 +170,51 @@ def test_the_point_runs_with_the_real_router_and_is_not_run_twice(tmp_path: Path
     before = (tmp_path / "8P2D" / "arm.json").stat().st_mtime_ns
     assert CliRunner().invoke(app, ["pd-point", "--out", str(tmp_path), "--json"]).exit_code == 0
     assert (tmp_path / "8P2D" / "arm.json").stat().st_mtime_ns == before
+
+
+def _run(name: str, tmp_path: Path) -> dict[str, dict[str, Any]]:
+    result = CliRunner().invoke(app, [name, "--out", str(tmp_path), "--json"])
+    assert result.exit_code == 0, result.output
+    arms = json.loads((tmp_path / "study.json").read_text())["arms"]
+    assert not any(arm["invalid"] for arm in arms)
+    return {arm["name"]: arm for arm in arms}
+
+
+@pytest.mark.router
+@pytest.mark.slow
+def test_a_scored_cpu_tier_is_worth_most_under_eviction_pressure(tmp_path: Path, router_v0100: Path) -> None:
+    arms = _run("pd-evict", tmp_path)
+    none, blind, aware = (arms[name]["parts"]["40"] for name in ("no CPU tier", "CPU-blind", "CPU-aware"))
+    assert none["reused_share"] == none["hit_share"] < blind["reused_share"] < aware["reused_share"]
+    assert aware["ttft_p90_s"] < blind["ttft_p90_s"] < none["ttft_p90_s"]
+    assert aware["e2e_p90_s"] < none["e2e_p90_s"]
+
+
+@pytest.mark.router
+@pytest.mark.slow
+def test_slow_networks_make_splitting_lose(tmp_path: Path, router_v0100: Path) -> None:
+    arms = {name: arm["figures"] for name, arm in _run("pd-fabric", tmp_path).items()}
+    times = [arms[f"RDMA {size} 45/s"]["ttft_mean_s"] for size in ("8x400G", "400G", "200G", "100G", "50G", "25G")]
+    assert times == sorted(times)
+    flat = arms["aggregated 45/s"]
+    assert arms["RDMA 8x400G 45/s"]["e2e_mean_s"] < flat["e2e_mean_s"] < arms["RDMA 25G 45/s"]["e2e_mean_s"]
+
+
+@pytest.mark.router
+@pytest.mark.slow
+def test_eight_bit_kv_hits_more_and_moves_less(tmp_path: Path, router_v0100: Path) -> None:
+    arms = {name: arm["figures"] for name, arm in _run("kv-dtype", tmp_path).items()}
+    for layout in ("aggregated", "1P1D"):
+        assert arms[f"{layout} FP8"]["hit_share"] > arms[f"{layout} BF16"]["hit_share"]
+        assert arms[f"{layout} FP8"]["ttft_mean_s"] < arms[f"{layout} BF16"]["ttft_mean_s"]
+    assert arms["1P1D FP8"]["kv_moved_bytes"] < 0.6 * arms["1P1D BF16"]["kv_moved_bytes"]
+
+
+@pytest.mark.router
+@pytest.mark.slow
+def test_decode_workers_of_their_own_have_even_steps(tmp_path: Path, router_v0100: Path) -> None:
+    arms = {name: arm["figures"] for name, arm in _run("pd-ratio", tmp_path).items()}
+    flat, split, drafting = (arms[f"{name} c12"] for name in ("aggregated", "3P1D", "1P1D MTP+CPU"))
+    assert split["interference_steps"] == 0 < flat["interference_steps"]
+    assert split["tpot_p99_s"] < flat["tpot_p99_s"]
+    assert drafting["tpot_p50_s"] < 0.6 * split["tpot_p50_s"] and drafting["reused_share"] >= drafting["hit_share"]

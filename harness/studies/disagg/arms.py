@@ -15,7 +15,7 @@ from harness.experiment import Experiment
 from harness.results.numbers import seconds
 from harness.results.records import COMPLETED
 from harness.results.store import Run
-from harness.results.summary import DECODE, E2E, REUSED, TTFT
+from harness.results.summary import DECODE, E2E, REUSED, TTFT, measured
 from harness.runner import run_experiment
 from harness.workload import Loaded
 
@@ -92,8 +92,13 @@ def _measure(arm: StudyArm, folder: Path, command: str, show_progress: bool) -> 
     )
     identity = run.info.router
     parts = {} if arm.split is None else {name: figures_of(calls) for name, calls in arm.split(run.calls).items()}
+    load = arm.experiment.load
+    if load.warmup_s and load.until_s is not None:
+        whole = figures_of(measured(run.calls, run.info), load.until_s - load.warmup_s)
+    else:
+        whole = figures_of(run.calls)
     return {
-        "figures": figures_of(run.calls) | run_figures(run),
+        "figures": whole | run_figures(run),
         "parts": parts,
         "invalid": list(run.info.invalid),
         "notes": list(run.info.notes),
@@ -103,8 +108,10 @@ def _measure(arm: StudyArm, folder: Path, command: str, show_progress: bool) -> 
     }
 
 
-def figures_of(calls: pl.DataFrame) -> dict[str, float | None]:
-    """Client-side figures of some calls: times in seconds, rates per second from first arrival to last end."""
+def figures_of(calls: pl.DataFrame, window_s: float | None = None) -> dict[str, float | None]:
+    """Client-side figures of some calls: times in seconds, rates per second of the window in which they ended (None:
+    from first arrival to last end).
+    """
     done = calls.filter(pl.col("outcome") == COMPLETED)
     if done.is_empty():
         return {"requests": float(len(calls)), "completed": 0.0}
@@ -112,7 +119,7 @@ def figures_of(calls: pl.DataFrame) -> dict[str, float | None]:
     several = done.filter(pl.col("output_tokens") > 1)
     tpot = several.select((DECODE / (pl.col("output_tokens") - 1)).alias("v"))["v"].to_numpy() / 1e9
     ends, arrivals = calls["finish_ns"].drop_nulls().to_list(), calls["arrival_ns"].to_list()
-    span_s = (max(ends) - min(arrivals)) / 1e9
+    span_s = (max(ends) - min(arrivals)) / 1e9 if window_s is None else window_s
     figures: dict[str, float | None] = {"requests": float(len(calls)), "completed": float(len(done))}
     for name, values in (("ttft", ttft), ("e2e", e2e), ("tpot", tpot)):
         figures[f"{name}_mean_s"] = float(values.mean()) if len(values) else None

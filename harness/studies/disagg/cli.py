@@ -23,7 +23,7 @@ PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
 NAMES = {
     "pd-point": "gpt-oss-120b, one rate: 8 prefill TP1 + 2 decode TP4 against 16 TP1",
     "pd-evict": "the same fleet under eviction pressure: no CPU tier, CPU tier unknown to the router, CPU tier scored",
-    "pd-ratio": "GLM-5.2 on 64 H200, agentic traffic: aggregated, 3:1, 1:1, 1:3",
+    "pd-ratio": "GLM-5.2 on 64 H200, agentic traffic: aggregated, 3:1, 1:1, 1:3; llm-d's ladder with MTP and CPU tier",
     "pd-fabric": "the point over slower and slower networks: where aggregated serving wins",
     "kv-dtype": "BF16 against FP8 KV: long prefill, capacity, KV that moves",
 }
@@ -76,9 +76,8 @@ def register(app: typer.Typer) -> None:
         """How many of a fleet's workers should prefill, by concurrency."""
         folder = _folder("pd-ratio", scale, out)
         for name in split or ():
-            known = [*ratio.SPLITS, ratio.TP8, ratio.MTP]
-            if name not in known:
-                raise InputError(f"--split {name}", "unknown", f"choose from: {', '.join(known)}")
+            if name not in ratio.known_arms():
+                raise InputError(f"--split {name}", "unknown", f"choose from: {', '.join(ratio.known_arms())}")
         arms = ratio.ratio_arms(scale, seed, tuple(split or ()), tuple(users or ()))
         _run(folder, scale, arms, ratio.study, as_json)
 
