@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +12,7 @@ from typing import Any
 from harness.errors import ComponentError
 from harness.results.store import SUMMARY
 from harness.studies.finding import Finding, Scale, Summary, derived
+from harness.studies.taken_over import take_over
 from harness.sweep.points import Point, described, file_digests
 from harness.sweep.pool import Listed, Processes, claim, drive
 from harness.trace.generate import generate_sessions
@@ -33,7 +35,10 @@ class FindingResult:
 def run_finding(
     finding: Finding, scale: Scale, out: Path, *, seeds: int = 1, jobs: int = 1, show_progress: bool = True
 ) -> FindingResult:
-    """Run what has not run yet. ComponentError names the arms that failed; the others are kept."""
+    """Run what has not run yet. ComponentError names the arms that failed; the others are kept.
+
+    What a study in a folder beside `out` has run already is copied from there.
+    """
     chosen = finding.scales[scale]
     sessions = chosen.sessions or finding.trace.sessions
     made = finding.trace
@@ -52,13 +57,18 @@ def run_finding(
     specification: dict[str, Any] = {"study": finding.name, "scale": scale, "seeds": seeds, "points": described(points)}
     # the trace's name says how it is generated; what else the arms read may be edited while they wait to go on
     files = file_digests(point.experiment for point in points)
-    if named := {name: digest for name, digest in files.items() if name != str(trace)}:
+    named = {name: digest for name, digest in files.items() if name != str(trace)}
+    if named:
         specification["files"] = named
     claim(out, specification, RECORD)
     if not trace.exists():
         partial = trace.with_name(f"part-{trace.name}")
         write_trace(partial, generate_sessions(profile, made.seed, sessions))
         partial.rename(trace)
+    if not named:  # files that arms name may have been edited since the others ran
+        for name, run in take_over(points, out).items():
+            if show_progress:
+                print(f"{name}: taken over from {run}", file=sys.stderr)
     ended = drive(Listed(points), out, Processes(jobs), f"study {finding.name}", 0, show_progress=show_progress)
     bad = [result for result in ended if result.code]
     if bad:

@@ -14,7 +14,7 @@ import yaml
 from harness.errors import InputError
 from harness.studies.anatomy import kv_sizes, workload
 from harness.studies.finding import Check, Figure, Finding, broken, finding_names, load_finding, ours
-from harness.studies.finding_run import FindingResult, mean_of
+from harness.studies.finding_run import FindingResult, mean_of, run_finding
 from harness.studies.finding_text import figure_cells, holds, run_notes
 from tests.harness.test_cli import _environment
 
@@ -96,6 +96,10 @@ OWN: dict[str, Any] = {
         {"says": "caching computes less", "path": "derived.computed_tokens_per_call", "rising": ["cached", "cold"]}
     ],
 }
+
+
+SMALLER = {"name": "cold", "set": {"cluster.engine.enable_prefix_caching": False, "cluster.engine.max_num_seqs": 1}}
+"""An arm with the name of another study's, and not its experiment."""
 
 
 @pytest.mark.parametrize(
@@ -193,6 +197,14 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
     assert json.loads(again.stdout)["runs"] == document["runs"]
     assert (tmp_path / "o" / "cold" / "summary.json").stat().st_mtime_ns == written
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(OWN | {"name": "other", "arms": [*OWN["arms"][:1], SMALLER]}))
+    other = run_finding(load_finding(str(tmp_path / "other.yaml")), "small", tmp_path / "p", show_progress=False)
+    digests = {run["arm"]: run["digest"] for run in document["runs"]}
+    assert other.runs["cached"][0]["digest"] == digests["cached"]
+    assert (tmp_path / "p" / "cached" / "calls.parquet").stat().st_mtime_ns == (
+        (tmp_path / "o" / "cached" / "calls.parquet").stat().st_mtime_ns
+    ), "the common arm is copied"
+    assert other.runs["cold"][0]["digest"] != digests["cold"], "another arm of that name is run"
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(OWN).replace("nodes: 1", "nodes: 2"))
     edited = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
     assert edited.returncode == 2 and "give another folder" in edited.stderr, "results of two studies never mix"
