@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,11 @@ from harness.errors import InputError
 from harness.experiment import Experiment
 from harness.live.bench import run_bench
 from harness.live.stack import plan_stack
+from harness.live.tiers import LiveTiers
 from harness.runner import run_experiment
 from harness.trace.model import Session
 from harness.trace.write import write_trace
-from tests.api.live_server import samples
+from tests.api.live_server import samples, serving, spec
 from tests.live.running import PROFILE, experiment, running, until
 from tests.trace.trace_builders import call
 
@@ -195,7 +198,35 @@ def test_vllms_own_tier(tmp_path: Path) -> None:
         assert page["vllm:prompt_tokens_cached_by_source_total{source=host}"] > 0
         until(lambda: len(live.watch.state()["tiers"]) == 2)
         assert [t["node"] for t in live.watch.state()["tiers"]] == ["0", "1"]
+        process = live.stack.worker_of("w2")
+        process.stop()
+        until(lambda: [t["node"] for t in live.watch.state()["tiers"]] == ["0"])
+        process.start()
+        live.stack.wait_worker("w2")
+        assert ask(three, first) == 0, "a node's memory goes with its process"
+        assert ask(one, first) == 2096
+        until(lambda: [t["resident"] > 0 for t in live.watch.state()["tiers"]] == [True, True])
     assert {p.name for p in (tmp_path / "run" / "tiers").iterdir()} == {"workers-all-0", "workers-all-1"}
+
+
+def test_a_paused_engine_takes_up_its_load_when_it_goes_on() -> None:
+    """A load goes on while its engine stands still; both agree on the time again afterwards."""
+    wanted = alone(1, OFFLOADING)
+    with serving(spec(1, blocks=260, speed=1.0), lambda clock: LiveTiers(clock, wanted, [0], "sim/model")) as live:
+        url, first = live.urls[0], prompt(1, 2100)
+        assert [ask(url, prompt(seed, 2100)) for seed in (1, 2, 3)] == [0, 0, 0]
+        httpx.post(f"{url}/pause?mode=keep&clear_cache=false").raise_for_status()
+        with ThreadPoolExecutor() as pool:
+            waiting = pool.submit(ask, url, first)
+            time.sleep(0.5)
+            assert not waiting.done()
+            httpx.post(f"{url}/resume").raise_for_status()
+            assert waiting.result(10) == 2096
+        assert ask(url, prompt(4, 2100)) == 0
+        assert ask(url, first) == 2096
+        page = samples(httpx.get(f"{url}/metrics").text)
+        assert page["vllm:prompt_tokens_cached_by_source_total{source=host}"] > 2000
+        assert page["vllm:time_to_first_token_seconds_sum"] < page["vllm:time_to_first_token_seconds_count"] * 0.4
 
 
 def test_what_cannot_share_a_process_is_refused(tmp_path: Path) -> None:
