@@ -42,8 +42,9 @@ def adapt(doc: Document, coupling: Coupling, out: Adapted) -> None:
     _timers(doc, out)
     _prefix(doc, coupling, out)
     _session(doc, out)
+    _producer_order(doc, out)
     out.flags.append("--allow-experimental-plugins")
-    if out.prefix is not None:
+    if out.prefix_scorer is not None or out.order_matters:
         # what the router believes is read off them; dear with many endpoints
         out.flags.append("--emit-endpoint-scores")
 
@@ -147,19 +148,19 @@ def _timers(doc: Document, out: Adapted) -> None:
 def _prefix(doc: Document, coupling: Coupling, out: Adapted) -> None:
     precise = doc.by_type(plugins.PRECISE_PRODUCER, plugins.PRECISE_LEGACY)
     approximate = _approximate_producers(doc)
-    counts = doc.has(*(t for t in plugins.TOKEN_COUNTERS if t != plugins.PD_DECIDER)) or any(
-        float((p.get("parameters") or {}).get("matchLengthWeight") or 0) > 0 for p in doc.by_type(plugins.PREFIX_SCORER)
-    )
+    counters = _token_counters(doc)
     # with approximate prefixes, or none, the decider sees the prompt as it is
     deciders = doc.by_type(plugins.PD_DECIDER)
-    counts = counts or (bool(deciders) and not precise)
-    real = bool(approximate) or counts
+    counts = bool(counters) or (bool(deciders) and not precise)
+    coarse = coupling.router_block_tokens > coupling.block_tokens and not approximate
+    in_blocks = bool(precise) and coarse and all(p["type"] in plugins.IN_BLOCKS for p in counters)
+    real = bool(approximate) or (counts and not in_blocks)
     out.reads_kv_events, out.approximate = bool(precise), bool(approximate)
-    for plugin in doc.by_type(*plugins.IN_FLIGHT_TOKENS):
-        out.notes.append(
-            f"{plugin_name(plugin)}: the router gives a prompt's tokens back at the first token in its own time; "
-            "a decision within the next millisecond of wall time may still count them"
-        )
+    out.one_approximate = len(approximate) == 1
+    out.gives_tokens_back = _gives_tokens_back(doc)
+    if in_blocks:
+        for plugin in counters:
+            _count_in_blocks(doc, plugin, coupling, out)
     for plugin in precise:
         _precise(doc, plugin, coupling, out, real)
     if precise and not real:
@@ -178,13 +179,28 @@ def _prefix(doc: Document, coupling: Coupling, out: Adapted) -> None:
     _deciding_prefix(doc, coupling, out)
 
 
+def _token_counters(doc: Document) -> list[Json]:
+    """Plugins that count a prompt's tokens, but for the P/D decider."""
+    scorers = doc.by_type(plugins.PREFIX_SCORER)
+    by_length = [p for p in scorers if float((p.get("parameters") or {}).get("matchLengthWeight") or 0) > 0]
+    return [*doc.by_type(*(t for t in plugins.TOKEN_COUNTERS if t != plugins.PD_DECIDER)), *by_length]
+
+
+def _gives_tokens_back(doc: Document) -> bool:
+    """Whether tokens in flight are read, and given back at the first token (with estimated output: at the end)."""
+    producers = doc.by_type(plugins.IN_FLIGHT_PRODUCER)
+    if any((p.get("parameters") or {}).get("addEstimatedOutputTokens") for p in producers):
+        return False
+    return doc.has(*plugins.IN_FLIGHT_TOKENS, plugins.AFFINITY_FILTER)
+
+
 def _approximate_producers(doc: Document) -> list[Json]:
     """Declared ones, and the one that the router adds on its own for a consumer of the default name."""
     found = doc.by_type(plugins.APPROX_PRODUCER)
     if doc.named(plugins.APPROX_PRODUCER) is None:
         wanted = {
             (p.get("parameters") or {}).get("prefixMatchInfoProducerName") or plugins.APPROX_PRODUCER
-            for p in doc.by_type(plugins.PREFIX_SCORER)
+            for p in doc.by_type(plugins.PREFIX_SCORER, plugins.AFFINITY_FILTER, plugins.NO_HIT_LRU)
         }
         if plugins.APPROX_PRODUCER in wanted:
             found.append({"type": plugins.APPROX_PRODUCER})
@@ -233,6 +249,18 @@ def _precise(doc: Document, plugin: Json, coupling: Coupling, out: Adapted, real
         out.added.append(f"{name}: tokenizersPoolConfig left out, prompts arrive as token ids")
     leave_out_speculation(parameters, name, out)
     note_pod_cache(indexer, name, coupling, out)
+
+
+def _count_in_blocks(doc: Document, plugin: Json, coupling: Coupling, out: Adapted) -> None:
+    """A counter's measure in router blocks, as the prompt it sees has one token id per whole block."""
+    name, default = plugins.IN_BLOCKS[plugin["type"]]
+    size, parameters = coupling.router_block_tokens, doc.parameters(plugin)
+    tokens = float(parameters.get(name) or default)
+    parameters[name] = max(1, round(tokens / size)) if isinstance(default, int) else tokens / size
+    out.added.append(
+        f"{plugin_name(plugin)}: {name} {parameters[name]:g} stands for {tokens:g}, prompts are counted in whole "
+        f"router blocks of {size} tokens (an approximation)"
+    )
 
 
 def _decide_in_blocks(doc: Document, plugin: Json, coupling: Coupling, out: Adapted) -> None:
@@ -314,20 +342,44 @@ def note_pod_cache(indexer: Json, name: str, coupling: Coupling, out: Adapted) -
 
 
 def _deciding_prefix(doc: Document, coupling: Coupling, out: Adapted) -> None:
-    for scorer in out.scorers:
-        if scorer.type == plugins.PRECISE_LEGACY:
-            kind = "precise"
-        elif scorer.type == plugins.PREFIX_SCORER:
-            producer = doc.named(scorer.parameters.get("prefixMatchInfoProducerName") or plugins.APPROX_PRODUCER)
-            kind = "precise" if producer and producer["type"] == plugins.PRECISE_PRODUCER else "approximate"
-        else:
-            continue
-        out.prefix, out.prefix_scorer = kind, scorer.name
-        out.match_block_tokens = coupling.router_block_tokens
-        if kind == "approximate":
-            producer = doc.named(scorer.parameters.get("prefixMatchInfoProducerName") or plugins.APPROX_PRODUCER)
-            out.match_block_tokens = _approximate_block_tokens(producer or {}, coupling)
+    """What decides by prefixes: the deciding profile's prefix scorer, or else its affinity filter."""
+    scorer = next((s for s in out.scorers if s.type in (plugins.PRECISE_LEGACY, plugins.PREFIX_SCORER)), None)
+    if scorer is not None:
+        out.prefix_scorer = scorer.name
+        kind, parameters = scorer.type, scorer.parameters
+    else:
+        profile = doc.deciding_profile()
+        used = [doc.named(str(ref.get("pluginRef"))) for ref in doc.refs(profile)] if profile else []
+        found = next((p for p in used if p is not None and p["type"] == plugins.AFFINITY_FILTER), None)
+        if found is None:
+            return
+        kind, parameters = found["type"], found.get("parameters") or {}
+    producer = doc.named(parameters.get("prefixMatchInfoProducerName") or plugins.APPROX_PRODUCER)
+    precise = kind == plugins.PRECISE_LEGACY or (producer and producer["type"] == plugins.PRECISE_PRODUCER)
+    out.prefix = "precise" if precise else "approximate"
+    out.match_block_tokens = (
+        coupling.router_block_tokens if precise else _approximate_block_tokens(producer or {}, coupling)
+    )
+
+
+def _producer_order(doc: Document, out: Adapted) -> None:
+    scorers = doc.by_type("token-load-scorer")
+    if not scorers:
         return
+    name = plugin_name(scorers[0])
+    alone = out.prefix is not None and out.prefix_scorer is None and any(s.name == name for s in out.scorers)
+    out.order_matters = alone and len(doc.profiles()) == 1
+    if out.order_matters:
+        out.added.append(
+            f"{name}: the router is started again until its count of tokens in flight comes after the prefix producer; "
+            "the release draws that order at every start, and in the other one the score takes nothing off for what is "
+            "cached"
+        )
+    else:
+        out.notes.append(
+            f"{name}: whether its score takes off what is cached is drawn at every start of the router, as the release "
+            "does not order its producers; two runs may differ"
+        )
 
 
 def _session(doc: Document, out: Adapted) -> None:

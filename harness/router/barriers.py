@@ -5,6 +5,9 @@ KV events: the index counts the blocks that it admits, in the order of the one q
 one block that no prompt can contain; once the count has risen by all blocks sent plus this one, everything
 before it is in.
 
+Tokens in flight: a prompt's tokens are given back at its first token in a queue of the request's own. The
+router exports how many it counts; what a decision added is read after it, so it is known what must be left.
+
 Approximate prefix index: the router updates it in a goroutine after the decision. Its profiler lists all
 goroutines, started or not: as long as one of them comes from there, an update is under way.
 """
@@ -16,10 +19,11 @@ import time
 
 from fake_workers.api import kv_events as wire
 from harness.errors import ComponentError
-from harness.router.http_get import HttpGet, sample
+from harness.router.http_get import HttpGet, sample, samples
 from harness.router.kv_events import KvEventPublisher
 
 _ADMITTED = b"kvcache_index_admissions_total"
+_IN_FLIGHT = b"llm_d_epp_inflight_tokens"
 _SENTINEL_HASH = 3 << 62
 _SENTINEL_TOKEN = 1 << 31
 """Sentinels count up from here; tokens of prompts are 31 bits wide, so no prompt meets one."""
@@ -102,3 +106,45 @@ class IndexUpdateBarrier:
                 return
             if time.monotonic() > deadline:
                 raise ComponentError("router", f"is still updating its prefix index after {_TIMEOUT_S:g} s")
+
+
+class InFlightBarrier:
+    """Waits until the tokens of prompts that have their first token are out of the router's count."""
+
+    def __init__(self, pages: HttpGet, active: bool) -> None:
+        """`active`: whether a plugin reads the count at all; else there is nothing to wait for."""
+        self._pages, self._active = pages, active
+        self._tokens: dict[str, float] = {}
+        """Of each request in flight, what the router counts for it."""
+        self._due = False
+
+    def decided(self, request_id: str) -> None:
+        """A request was placed, after `wait`: what the count has grown by is its own."""
+        if self._active:
+            self._tokens[request_id] = self._read() - sum(self._tokens.values())
+
+    def first_token(self, request_id: str) -> None:
+        """Its tokens are to be given back."""
+        if self._tokens.get(request_id):
+            self._tokens[request_id] = 0.0
+            self._due = True
+
+    def ended(self, request_id: str) -> None:
+        """The router has let go of the request, which it does before it says so."""
+        self._tokens.pop(request_id, None)
+
+    def wait(self) -> None:
+        """Until nothing is left that must be gone; at once if nothing was given back since the last time."""
+        if not self._due:
+            return
+        expected = sum(self._tokens.values())
+        deadline = time.monotonic() + _TIMEOUT_S
+        while (seen := self._read()) != expected:
+            if time.monotonic() > deadline:
+                raise ComponentError(
+                    "router", f"counts {seen:.0f} tokens in flight instead of {expected:.0f} after {_TIMEOUT_S:g} s"
+                )
+        self._due = False
+
+    def _read(self) -> float:
+        return sum(samples(self._pages.read("/metrics"), _IN_FLIGHT).values())

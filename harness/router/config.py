@@ -92,6 +92,8 @@ class Adapted:
     prefix_scorer: str | None = None
     approximate: bool = False
     """Whether any plugin keeps an approximate prefix index, scored by the deciding profile or not."""
+    one_approximate: bool = False
+    """Whether exactly one does, so that the router's hit ratio is its."""
     prompt_form: PromptForm = PromptForm.TINY
     text_bytes_per_block: int = 0
     max_prompt_blocks: int | None = None
@@ -101,6 +103,17 @@ class Adapted:
     match_block_tokens: int = 0
     """Tokens per block in which the prefix scorer counts."""
     session_header: str | None = None
+    gives_tokens_back: bool = False
+    """Whether a plugin reads the prompt tokens in flight, which the router gives back at the first token in its own
+    time: decisions wait for it.
+    """
+    order_matters: bool = False
+    """Whether a decision depends on the order of the router's producers, which v0.10.0 draws at its start: the count of
+    tokens in flight takes what is cached off a prompt, for the score, only if it comes after the prefix producer. The
+    router is started until it does.
+    """
+    cold_start: bool = False
+    """Whether every endpoint must have had one cold request, in a seeded order, before the first call comes."""
     phase_header: str | None = None
     """Header that names the profile to run, where the config has one decision per phase."""
     flow_control: bool = False
@@ -258,6 +271,17 @@ def adapt(document: Json, where: str, coupling: Coupling) -> Adapted:
     handler = next(iter(doc.by_type(plugins.HEADER_HANDLER)), None)
     if handler is not None:
         adapted.phase_header = str((handler.get("parameters") or {}).get("headerName") or "EPP-Profile").strip()
+    cold = doc.by_type(plugins.NO_HIT_LRU)
+    adapted.cold_start = bool(cold) and len(doc.profiles()) == 1
+    if adapted.cold_start:
+        adapted.added.append(
+            f"{plugin_name(cold[0])}: one cold request to every endpoint before the run, in a seeded order, as "
+            "the router ranks endpoints without one in the order of a map"
+        )
+    elif cold:
+        adapted.not_simulated.append(
+            f"{plugin_name(cold[0])}: ranks endpoints that had no cold request in the order of a map, two runs differ"
+        )
     adapted.reads_gauges = adapted.flow_control or doc.has(*plugins.GAUGE_READERS)
     if coupling.release == "v0.7.1":
         adapt_v071.adapt(doc, coupling, adapted)

@@ -75,11 +75,13 @@ class ExtProcClient:
             return False
         return True
 
-    def decide(self, request_id: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+    def decide(
+        self, request_id: str, path: str, headers: dict[str, str], body: bytes, only: str | None = None
+    ) -> Answer:
         """Opens a stream, sends the request and reads the decision; the stream stays open if there is a
-        destination.
+        destination. `only`: the address (ip:port) of the one endpoint that the router may choose.
         """
-        return self._guard(self._decide(request_id, path, headers, body))
+        return self._guard(self._decide(request_id, path, headers, body, only))
 
     def first_token(self, request_id: str, chunk: bytes) -> dict[str, str]:
         """Passes response headers and the first chunk through; returns the headers that the client sees."""
@@ -158,7 +160,9 @@ class ExtProcClient:
             response_deserializer=pb.ProcessingResponse.FromString,
         )
 
-    async def _decide(self, request_id: str, path: str, headers: dict[str, str], body: bytes) -> Answer:
+    async def _decide(
+        self, request_id: str, path: str, headers: dict[str, str], body: bytes, only: str | None
+    ) -> Answer:
         call = self._process()
         all_headers = {
             ":method": "POST",
@@ -173,7 +177,7 @@ class ExtProcClient:
         for start in range(0, max(len(body), 1), _CHUNK_BYTES):
             end = start + _CHUNK_BYTES
             part = pb.HttpBody(body=body[start:end], end_of_stream=end >= len(body))
-            await call.write(pb.ProcessingRequest(request_body=part))
+            await call.write(pb.ProcessingRequest(request_body=part, metadata_context=_only(only)))
         answer = Answer(status=0)
         while True:
             reply = await _read(call)
@@ -228,6 +232,15 @@ class ExtProcClient:
 
 async def _all(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:
     return list(await asyncio.gather(*coroutines))
+
+
+def _only(address: str | None) -> base_pb2.Metadata | None:
+    """The hint by which a gateway names the endpoints of a subset."""
+    if address is None:
+        return None
+    metadata = base_pb2.Metadata()
+    metadata.filter_metadata["envoy.lb.subset_hint"].update({f"{DESTINATION}-subset": [address]})
+    return metadata
 
 
 def _is_last(body: Any) -> bool:

@@ -13,15 +13,16 @@ from typing import Any, Literal
 
 from fake_workers.api import metrics
 from fake_workers.api.kv_events import EventsWire
-from fake_workers.engine.events import KvEvent, Stored, TierEvent
+from fake_workers.engine.events import KvEvent, Removed, Stored, TierEvent
 from fake_workers.engine.gauges import Gauges
 from harness.disagg.sidecar import PREFILLER
 from harness.errors import ComponentError, InputError
 from harness.router import adapt_v0100, adapt_v071, config, prompts
-from harness.router.barriers import IndexUpdateBarrier, KvEventBarrier
+from harness.router.barriers import IndexUpdateBarrier, InFlightBarrier, KvEventBarrier
 from harness.router.base import Decision, Endpoint, RouteRequest
 from harness.router.belief import PublishedBlocks, ScoreModel, pod_name, session_token
 from harness.router.binaries import sha256_of
+from harness.router.cold_start import cold_requests, probe_request
 from harness.router.config import Adapted, Coupling, PromptForm
 from harness.router.ext_proc import Answer, ExtProcClient, usage_chunk
 from harness.router.granularity import Granularity
@@ -36,6 +37,8 @@ from harness.router.tier_events import RouterTierEvent, in_router_blocks
 from harness.router.tokenizer import tokenizer_socket_path
 
 _FIRST_CHUNK = b'data: {"object":"text_completion","choices":[{"index":0,"text":"x"}]}\n\n'
+_MOST_STARTS = 64
+"""At each the order of the router's producers is drawn anew: all wrong once in 2**64."""
 _HIT_RATIO = b"inference_extension_prefix_indexer_hit_ratio_sum"
 
 
@@ -110,21 +113,20 @@ class LlmdRouter:
                 entries_per_endpoint=2 if tier_events else 1,
             )
 
+        self._plan = Plan(
+            binary,
+            release,
+            self._discovery,
+            self._endpoints,
+            document,
+            config_path,
+            workdir,
+            coupling,
+            objectives or {},
+            rewrites or {},
+        )
         try:
-            self._deployment = Deployment(
-                Plan(
-                    binary,
-                    release,
-                    self._discovery,
-                    self._endpoints,
-                    document,
-                    config_path,
-                    workdir,
-                    coupling,
-                    objectives or {},
-                    rewrites or {},
-                )
-            )
+            self._deployment = Deployment(self._plan)
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             raise InputError(
                 str(config_path), f"a field has a value of the wrong type ({error})", "compare with the shipped configs"
@@ -137,7 +139,9 @@ class LlmdRouter:
         adapted = self._adapted
         self._scores = ScoreModel(adapted.scorers, self._names, adapted.prefix_scorer)
         self._published = PublishedBlocks(len(self._endpoints))
-        self._index = IndexModel(adapted.tier_weights, release != "v0.7.1") if tier_events else None
+        told_by_index = release != "v0.7.1" and adapted.prefix == "precise" and not self._scores.usable
+        modelled = tier_events or told_by_index
+        self._index = IndexModel(adapted.tier_weights, release != "v0.7.1") if modelled else None
         self._open: dict[str, _Open] = {}
         self._cookies: dict[str, str] = {}
         self._told: list[tuple[_Open, str | None]] = []
@@ -147,6 +151,7 @@ class LlmdRouter:
         self._hit_ratio = 0.0
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()
+        self._seed = seed
         self._cleanup = contextlib.ExitStack()
 
     @property
@@ -176,14 +181,21 @@ class LlmdRouter:
 
     def start(self) -> None:
         """Brings the router up with all endpoints known and their first gauges read."""
-        self._cleanup.callback(self._deployment.close)
-        try:
-            self._deployment.start([self._page(e.index) for e in self._endpoints])
-            with self._deployment.watching():
-                self._connect()
-        except BaseException:
+        for _ in range(_MOST_STARTS):
+            self._cleanup.callback(self._deployment.close)
+            try:
+                self._deployment.start([self._page(e.index) for e in self._endpoints])
+                with self._deployment.watching():
+                    self._connect()
+                    if not self._adapted.order_matters or self._prefix_first():
+                        self._hit_ratio = self._hit_ratios() or 0.0
+                        return
+            except BaseException:
+                self.stop()
+                raise
             self.stop()
-            raise
+            self._deployment = Deployment(self._plan)
+        raise ComponentError("router", f"drew the wrong order of its producers at {_MOST_STARTS} starts")
 
     def stop(self) -> None:
         """Ends the child process and frees the ports; safe to call twice."""
@@ -258,6 +270,8 @@ class LlmdRouter:
             with self._deployment.watching():
                 self._index_barrier.pass_()
             self._counts["index_barriers"] += 1
+        with self._deployment.watching():
+            self._in_flight.wait()
         ready_s = time.perf_counter()
         self._number += 1
         tokenizer = self._deployment.tokenizer
@@ -269,6 +283,8 @@ class LlmdRouter:
             headers[header] = token
         with self._deployment.watching():
             answer = self._ext_proc.decide(request.request_id, prompts.PATH, headers, prompt.body)
+            if answer.status == 200:
+                self._in_flight.decided(request.request_id)
         if tokenizer is not None and prompt.key is not None:
             tokenizer.forget(prompt.key)
         self._seconds["response"] += answered_s - start_s
@@ -285,6 +301,7 @@ class LlmdRouter:
         opened.streaming = True
         with self._deployment.watching():
             headers = self._ext_proc.first_token(request_id, _FIRST_CHUNK)
+        self._in_flight.first_token(request_id)
         self._keep_cookie(opened, headers)
         self._seconds["response"] += time.perf_counter() - start_s
         return headers
@@ -297,6 +314,7 @@ class LlmdRouter:
         opened = self._open.pop(request_id)
         with self._deployment.watching():
             self._ext_proc.finish(request_id, usage_chunk(prompt_tokens, cached_tokens, output_tokens))
+        self._in_flight.ended(request_id)
         late = self._late_headers(opened)
         self._keep_cookie(opened, late)
         self._seconds["response"] += time.perf_counter() - start_s
@@ -307,6 +325,7 @@ class LlmdRouter:
         opened = self._open[request_id]
         opened.streaming = True
         self._ext_proc.tell_first_token(request_id, _FIRST_CHUNK)
+        self._in_flight.first_token(request_id)
         self._told.append((opened, request_id))
 
     def tell_end(self, request_id: str, prompt_tokens: int, cached_tokens: int, output_tokens: int) -> None:
@@ -315,6 +334,7 @@ class LlmdRouter:
             self.tell_first_token(request_id)
         opened = self._open.pop(request_id)
         self._ext_proc.tell_end(request_id, usage_chunk(prompt_tokens, cached_tokens, output_tokens))
+        self._in_flight.ended(request_id)
         self._told.append((opened, None))
 
     def settle(self) -> None:
@@ -353,6 +373,7 @@ class LlmdRouter:
         del self._open[request_id]
         with self._deployment.watching():
             self._ext_proc.abort(request_id)
+        self._in_flight.ended(request_id)
         self._seconds["response"] += time.perf_counter() - start_s
 
     def identity(self) -> dict[str, Any]:
@@ -409,6 +430,7 @@ class LlmdRouter:
         if not self._ext_proc.ready(START_TIMEOUT_S):
             raise ComponentError("router", f"accepts no ext_proc streams within {START_TIMEOUT_S:g} s")
         self._index_barrier = IndexUpdateBarrier(deployment.pages)
+        self._in_flight = InFlightBarrier(deployment.pages, self._adapted.gives_tokens_back)
         if self.reads_kv_events:
             tokens = self._block_tokens if self._adapted.prompt_form is PromptForm.REAL_IDS else 1
             self._publisher = KvEventPublisher(
@@ -419,6 +441,44 @@ class LlmdRouter:
             self._kv_barrier = KvEventBarrier(self._publisher, deployment.pages, tokens)
         deployment.metrics.wait_all(START_TIMEOUT_S)
         deployment.wait_objects()
+        if self._adapted.cold_start:
+            self._warm_all()
+
+    def _warm_all(self) -> None:
+        """One cold request to every endpoint, in a seeded order (see Adapted.cold_start)."""
+        blocks = self._granularity.factor
+        for endpoint, request in cold_requests(self._endpoints, self._seed, self._model, blocks, self._block_tokens):
+            self._ask(endpoint, request)
+
+    def _prefix_first(self) -> bool:
+        """Whether the tokens in flight are counted with what is cached known (see Adapted.order_matters).
+
+        A prompt is asked for twice, and held by the endpoint the second time: then it scores better, or not.
+        """
+        endpoint, request = probe_request(self._endpoints, self._model, self._granularity.factor, self._block_tokens)
+        cold = self._ask(endpoint, request)
+        [(origin, start, count)] = request.runs
+        self.publish_kv_events({endpoint.index: [Stored(0, origin, start, count, None)]})
+        self._wait_for_events()
+        warm = self._ask(endpoint, request)
+        self.publish_kv_events({endpoint.index: [Removed(0, origin, start, count)]})
+        return sum(warm.scores.values()) > sum(cold.scores.values())
+
+    def _ask(self, endpoint: Endpoint, request: RouteRequest) -> Answer:
+        """A decision for which there is one endpoint only, taken back at once."""
+        self._number += 1
+        tokenizer = self._deployment.tokenizer
+        prompt = prompts.build(request, self._number, self._adapted, self._block_tokens, self._granularity, tokenizer)
+        address = f"{endpoint.address}:{endpoint.port}"
+        answer = self._ext_proc.decide(request.request_id, prompts.PATH, {}, prompt.body, only=address)
+        if tokenizer is not None and prompt.key is not None:
+            tokenizer.forget(prompt.key)
+        if answer.destinations != [address]:
+            raise ComponentError("router", f"sent a request for {address} to {answer.destinations} {answer.message}")
+        self._ext_proc.abort(request.request_id)
+        if self._adapted.approximate:
+            self._index_barrier.pass_()
+        return answer
 
     def _page(self, index: int) -> bytes:
         gauges, rank = self._gauges[index], self._tie_break.ranks[index]
@@ -472,8 +532,12 @@ class LlmdRouter:
             if self._adapted.prefix == "precise":
                 return self._published.matched(index, prompt.runs) / prompt.blocks
             return self._hit_ratio_since()
+        if not self._scores.usable:
+            if model is not None:
+                return model.matched(index, prompt.runs) / prompt.blocks
+            return self._hit_ratio_since() if self._adapted.one_approximate else None
         candidates = [self._by_address[address] for address in answer.scores]
-        if not self._scores.usable or index not in candidates:
+        if index not in candidates:
             return None
         total, rank = answer.scores[answer.destinations[0]], self._tie_break.ranks[index]
         share = self._scores.prefix_share(total, index, candidates, self._gauges, rank, token, prompt.blocks)
@@ -487,11 +551,14 @@ class LlmdRouter:
     def _hit_ratio_since(self) -> float | None:
         """v0.7.1 adds each decision's matched share to a histogram: the growth of its sum is this decision's."""
         with self._deployment.watching():
-            ratio = sample(self._deployment.pages.read("/metrics"), _HIT_RATIO)
+            ratio = self._hit_ratios()
         if ratio is None:
             return None
         share, self._hit_ratio = ratio - self._hit_ratio, ratio
         return min(1.0, max(0.0, share))
+
+    def _hit_ratios(self) -> float | None:
+        return sample(self._deployment.pages.read("/metrics"), _HIT_RATIO)
 
     def _keep_cookie(self, opened: _Open, headers: dict[str, str]) -> None:
         header = self._adapted.session_header

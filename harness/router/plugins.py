@@ -53,6 +53,20 @@ TOKEN_COUNTERS = (
 )
 """Plugins whose answer depends on how many tokens or bytes a prompt has: they must see real-sized prompts."""
 
+IN_BLOCKS = {
+    "prefix-cache-affinity-filter": ("peakPrefillThroughput", 15928.0),
+    "prefix-cache-scorer": ("matchLengthScaleTokens", 8192),
+    "token-load-scorer": ("queueThresholdTokens", 4194304),
+}
+"""Counters of v0.10.0 whose one measure in tokens, with its default, can be given in blocks as well (adapt_v0100)."""
+
+AFFINITY_FILTER = "prefix-cache-affinity-filter"
+
+NO_HIT_LRU = "no-hit-lru-scorer"
+"""Ranks endpoints that had no cold request yet in the order of a map (see Adapted.cold_start)."""
+
+IN_FLIGHT_PRODUCER = "inflight-load-producer"
+
 PD_DECIDER = "prefix-based-pd-decider"
 """Compares tokens that the decode worker lacks with a threshold: it can count in blocks as well (adapt_v0100)."""
 

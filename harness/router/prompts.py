@@ -43,7 +43,9 @@ def build(
     blocks = tokens.total_blocks(router_runs)
     if adapted.prefix == "precise":
         pass
-    elif adapted.match_block_tokens > block_tokens:
+    elif adapted.match_block_tokens > block_tokens or (
+        form is PromptForm.REAL_TEXT and adapted.match_block_tokens == block_tokens
+    ):  # counted in tokens: a last part of a block is a block, and the reach may end before the prompt
         reach = request.prompt_tokens if adapted.max_prompt_tokens is None else adapted.max_prompt_tokens
         blocks = -(-min(request.prompt_tokens, reach) // adapted.match_block_tokens)
     elif 0 < adapted.match_block_tokens < block_tokens:

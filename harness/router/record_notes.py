@@ -32,5 +32,9 @@ def belief_notes(adapted: Adapted, release: str, scores: ScoreModel) -> list[str
         return ["believed prefix share: from the router's hit ratio histogram"]
     if scores.usable:
         return ["believed prefix share: the router's total score less the other scorers' known parts"]
+    if adapted.prefix == "precise":
+        return ["believed prefix share: a model of the router's index after the KV events that it has acknowledged"]
+    if adapted.one_approximate:
+        return ["believed prefix share: from the router's hit ratio histogram"]
     unknown = ", ".join(scores.unknown)
     return [f"believed prefix share: unknown, as the scores of {unknown} are not modelled"]

@@ -193,8 +193,41 @@ def test_token_counters_see_real_prompts() -> None:
     assert (
         plugin(result, "precise-prefix-cache-producer")["parameters"]["tokenProcessorConfig"]["blockSizeTokens"] == 16
     )
+
+
+def test_token_counters_count_in_router_blocks_where_those_are_larger() -> None:
+    measured = {"prefixMatchInfoProducerName": "precise-prefix-cache-producer"}
+    entries = [
+        *PRECISE["v0.10.0"],
+        {"type": "token-load-scorer"},
+        {"type": "prefix-cache-affinity-filter", "parameters": measured | {"peakPrefillThroughput": 21184}},
+        {"type": "prefix-cache-scorer", "name": "long", "parameters": measured | {"matchLengthWeight": 0.5}},
+    ]
+    chosen = {"prefix-cache-scorer": 1.0, "token-load-scorer": 1.0}
+    result = adapted("v0.10.0", entries, chosen, coupling={"router_block_tokens": 64})
+    assert result.prompt_form is PromptForm.BLOCK_IDS
+    assert plugin(result, "token-load-scorer")["parameters"] == {"queueThresholdTokens": 65536}
+    assert plugin(result, "prefix-cache-affinity-filter")["parameters"]["peakPrefillThroughput"] == 331
+    assert plugin(result, "long")["parameters"]["matchLengthScaleTokens"] == 128
+    assert sum("in whole router blocks of 64 tokens" in line for line in result.added) == 3
+    ranges = {"type": "context-length-aware", "parameters": {"label": "x"}}
     with pytest.raises(InputError, match="count tokens"):
-        adapted("v0.10.0", entries, chosen, coupling={"router_block_tokens": 64})
+        adapted("v0.10.0", [*entries, ranges], chosen, coupling={"router_block_tokens": 64})
+
+
+def test_what_the_run_is_made_to_wait_for() -> None:
+    filtered = [{"type": "prefix-cache-affinity-filter"}, {"type": "token-load-scorer"}]
+    chosen = {"prefix-cache-affinity-filter": 1.0, "token-load-scorer": 1.0}
+    result = adapted("v0.10.0", filtered, chosen)
+    assert (result.prefix, result.prefix_scorer) == ("approximate", None)
+    assert result.gives_tokens_back and result.order_matters and result.one_approximate and not result.cold_start
+    output = {"type": "inflight-load-producer", "parameters": {"addEstimatedOutputTokens": True}}
+    assert not adapted("v0.10.0", [*filtered, output], chosen).gives_tokens_back, "given back at the end"
+    scored = adapted("v0.10.0", [*filtered, {"type": "prefix-cache-scorer"}], chosen | {"prefix-cache-scorer": 1.0})
+    assert not scored.order_matters and any("drawn at every start" in note for note in scored.notes)
+    for release in config.RELEASES:
+        cold = adapted(release, [{"type": "no-hit-lru-scorer"}], {"no-hit-lru-scorer": 1.0})
+        assert cold.cold_start and any("one cold request to every endpoint" in line for line in cold.added)
 
 
 def test_v071_approximate_prefix_in_eight_characters_per_block() -> None:
