@@ -220,7 +220,10 @@ def _run_finding(finding: Finding, scale: str, out: Path | None, seeds: int, job
     if size is None:
         raise InputError("--scale", scale, f"study {finding.name} has: {', '.join(finding.scales)}")
     folder = out or Path("runs") / f"study-{finding.name}-{scale}"
-    command = command_line("harness", *sys.argv[1:])
+    words = [finding.name] if finding.name in finding_names() else ["finding", f"{finding.name}.yaml"]
+    more = ["--seeds", str(seeds)] if seeds > 1 else []
+    # where it was run and in how many processes is nobody's business but the user's
+    command = command_line("harness", "study", *words, "--scale", scale, *more)
     result = run_finding(finding, size, folder, seeds=seeds, jobs=jobs, show_progress=not as_json)
     document = finding_text.as_data(result, command)
     text = finding_text.markdown(result, command)

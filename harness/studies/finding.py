@@ -6,20 +6,24 @@ path; `derived` adds what a reader counts per call or in other units.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from harness.arms import vary
 from harness.cache.base import NODE_DRAM
 from harness.errors import InputError
 from harness.experiment import Experiment, resolve_paths, resolved_setting, validated
+from harness.router.select import CONFIGS
 from harness.studies.files import Strict, checked, path_of, read_document
 from harness.studies.finding_check import check_finding
 
 DATA = Path(__file__).parent / "data" / "findings"
+ROUTER_CONFIGS = Path(__file__).parent / "data" / "router"
+"""Router configs of the studies, by release; an arm may name one as it names those of deploy/router/configs."""
 Summary = dict[str, Any]
 _ROUNDING = 1e-12
 MOST_SESSIONS = 1_000_000
@@ -37,18 +41,36 @@ class GeneratedTrace(Strict):
 
 
 class Variant(Strict):
-    """One arm, or one scale: fields of the experiment that it sets."""
+    """One arm: fields of the experiment that it sets."""
 
     name: str = Field(pattern=r"^[\w.,+ -]+$")
     set: dict[str, Any] = Field(default_factory=dict)
+    rungs: list[float] | None = Field(None, min_length=1, description="only at these values of the ladder")
+
+
+class LoadLadder(Strict):
+    """A field of the experiment that every arm takes through some values, such as the load."""
+
+    field: str
+    title: str = Field(description="what the field is, with its unit, for axes and tables")
+    values: Annotated[list[float], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _rising(self) -> LoadLadder:
+        if self.values != sorted(set(self.values)):
+            raise ValueError("the values must rise")
+        return self
 
 
 class FindingScale(Strict):
-    """What a scale changes: the trace's size, and fields of the experiment."""
+    """What a scale changes: the trace's size, fields of the experiment, and how far the ladder goes."""
 
     sessions: Annotated[int, Field(ge=1, le=MOST_SESSIONS)] | None = None
     set: dict[str, Any] = Field(default_factory=dict)
     arms: list[str] | None = Field(None, description="only these arms")
+    rungs: Annotated[list[float], Field(min_length=1)] | None = Field(
+        None, description="only these values of the ladder"
+    )
 
 
 class Figure(Strict):
@@ -57,6 +79,7 @@ class Figure(Strict):
     name: str
     path: str
     arm: str
+    at: float | None = Field(None, description="value of the ladder at which it is taken; where there is one")
     over: str | None = Field(None, description="divide by the number of this arm")
     minus: str | None = Field(None, description="subtract the number of this arm")
     scale: float = Field(1.0, description="factor on the result, for its unit")
@@ -66,7 +89,7 @@ class Figure(Strict):
 
 
 class Check(Strict):
-    """A direction that must come out at any scale: the number rises (or falls) along these arms."""
+    """A direction that must come out at any scale: the number rises (or falls) along these arms, at every rung."""
 
     path: str
     rising: list[str] | None = None
@@ -85,23 +108,51 @@ class Finding(Strict):
     experiment: dict[str, Any]
     scales: dict[Scale, FindingScale]
     arms: list[Variant]
+    ladder: LoadLadder | None = Field(None, description="every arm runs at each of these values")
     figures: list[Figure] = Field(default_factory=list)
     shown: dict[str, str] = Field(description="columns of the table of all arms: title with unit -> path")
     checks: list[Check]
     notes: list[str] = Field(default_factory=list)
 
-    def experiment_of(self, arm: Variant, scale: Scale, trace: Path, seed: int) -> Experiment:
-        """The arm's experiment at a scale."""
+    def experiment_of(
+        self, arm: Variant, scale: Scale, trace: Path, seed: int, rung: float | None = None
+    ) -> Experiment:
+        """The arm's experiment at a scale and a value of the ladder."""
         document = {"trace": {}, **self.experiment, "name": self.name, "seed": seed}
         if isinstance(document["trace"], dict):  # else the experiment's own check says what is wrong
             document["trace"] = {**document["trace"], "path": str(trace)}
         where = f"study {self.name}, arm {arm.name}"
-        return vary(validated(document, where), {**self.scales[scale].set, **arm.set}, where)
+        step = {self.ladder.field: rung} if self.ladder and rung is not None else {}
+        return _with_study_config(
+            vary(validated(document, where), {**self.scales[scale].set, **step, **arm.set}, where)
+        )
 
     def arms_at(self, scale: Scale) -> list[Variant]:
         """The arms that run at a scale."""
         wanted = self.scales[scale].arms
         return [arm for arm in self.arms if wanted is None or arm.name in wanted]
+
+    def rungs_at(self, scale: Scale, arm: Variant | None = None) -> list[float] | list[None]:
+        """The ladder's values at a scale, for an arm only those that it takes; [None] without a ladder."""
+        if self.ladder is None:
+            return [None]
+        values = self.scales[scale].rungs or self.ladder.values
+        own = arm.rungs if arm is not None else None
+        return [value for value in values if own is None or value in own]
+
+
+def label(arm: str, rung: float | None) -> str:
+    """What a run of an arm is called in results: with the ladder's value, where there is one."""
+    return arm if rung is None else f"{arm} at {rung:g}"
+
+
+def _with_study_config(experiment: Experiment) -> Experiment:
+    """A router config that ships with the studies only, by its path."""
+    router = experiment.router
+    own = ROUTER_CONFIGS / router.release / f"{router.config}.yaml"
+    if (CONFIGS / router.release / own.name).is_file() or not own.is_file():
+        return experiment
+    return experiment.model_copy(update={"router": router.model_copy(update={"config": str(own)})})
 
 
 def finding_names() -> list[str]:
@@ -206,7 +257,8 @@ def ours(figure: Figure, summaries: dict[str, Summary]) -> float | None:
     """The figure from the arms' summaries; None where an arm has not run or has no such number."""
 
     def at(arm: str) -> float | None:
-        return number_at(summaries[arm], figure.path) if arm in summaries else None
+        found = summaries.get(label(arm, figure.at))
+        return None if found is None else number_at(found, figure.path)
 
     result = at(figure.arm)
     if figure.over is not None:
@@ -218,17 +270,26 @@ def ours(figure: Figure, summaries: dict[str, Summary]) -> float | None:
     return None if result is None else result * figure.scale
 
 
-def judged(check: Check, summaries: dict[str, Summary]) -> bool:
-    """Whether at least two of a direction's arms have run at this scale; else nothing can be said of it."""
-    return sum(name in summaries for name in check.rising or check.falling or []) >= 2
+Rungs = Sequence[float] | Sequence[None]
+"""Values of a ladder, or the one None of a study that has none."""
 
 
-def broken(check: Check, summaries: dict[str, Summary]) -> str | None:
+def judged(check: Check, summaries: dict[str, Summary], rungs: Rungs = (None,)) -> bool:
+    """Whether at least two of a direction's arms have run at one of the rungs; else nothing can be said of it."""
+    names = check.rising or check.falling or []
+    return any(sum(label(name, rung) in summaries for name in names) >= 2 for rung in rungs)
+
+
+def broken(check: Check, summaries: dict[str, Summary], rungs: Rungs = (None,)) -> str | None:
     """What is wrong with a direction, or None: along the arms no step goes the other way, and the ends differ.
 
-    None also where it cannot be judged, see `judged`.
+    At every rung; None also where it cannot be judged, see `judged`.
     """
-    names = check.rising or check.falling or []
+    return next((wrong for rung in rungs if (wrong := _broken_at(check, summaries, rung)) is not None), None)
+
+
+def _broken_at(check: Check, summaries: dict[str, Summary], rung: float | None) -> str | None:
+    names = [label(name, rung) for name in check.rising or check.falling or []]
     known = [name for name in names if name in summaries]
     values = [number_at(summaries[name], check.path) for name in known]
     if len(known) < 2:

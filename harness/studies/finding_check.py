@@ -36,6 +36,7 @@ def _faults(finding: Finding) -> Iterator[tuple[str, str, str]]:
         yield from _own_fields(f"scales.{scale}.set", size.set, _THE_STUDY_SETS)
     for n, arm in enumerate(finding.arms):
         yield from _own_fields(f"arms.{n}.set", arm.set, (*_THE_STUDY_SETS, "trace"))
+    yield from _rungs(finding)
     section = finding.experiment.get("trace")
     keys = [key for key in finding.experiment if key != "trace"]
     keys += [f"trace.{key}" for key in section] if isinstance(section, dict) else []
@@ -44,8 +45,23 @@ def _faults(finding: Finding) -> Iterator[tuple[str, str, str]]:
         for key in ("arm", "over", "minus"):
             name = getattr(figure, key)
             yield from _known(f"figures.{n}.{key}", [] if name is None else [name], names)
+        if finding.ladder is not None and figure.at is None:
+            yield f"figures.{n}.at", "is missing", "say at which value of the ladder the figure is taken"
     for n, check in enumerate(finding.checks):
         yield from _direction(f"checks.{n}", check, names)
+
+
+def _rungs(finding: Finding) -> Iterator[tuple[str, str, str]]:
+    """Values of the ladder that scales, arms and figures pick."""
+    known = finding.ladder.values if finding.ladder is not None else []
+    picked = [(f"scales.{name}.rungs", scale.rungs or []) for name, scale in finding.scales.items()]
+    picked += [(f"arms.{n}.rungs", arm.rungs or []) for n, arm in enumerate(finding.arms)]
+    picked += [(f"figures.{n}.at", [figure.at]) for n, figure in enumerate(finding.figures) if figure.at is not None]
+    for field, values in picked:
+        for value in values:
+            if value not in known:
+                listed = f"its values are: {', '.join(f'{one:g}' for one in known)}" if known else "there is no ladder"
+                yield field, f"{value:g} is no value of the ladder", listed
 
 
 def _arm_names(names: Sequence[str]) -> Iterator[tuple[str, str, str]]:

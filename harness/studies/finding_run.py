@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from harness.errors import ComponentError
-from harness.results.store import SUMMARY
-from harness.studies.finding import Finding, Scale, Summary, derived
+from harness.results.runinfo import read_info
+from harness.results.store import INFO, SUMMARY
+from harness.studies.finding import Finding, Scale, Summary, derived, label
 from harness.studies.taken_over import take_over
 from harness.sweep.points import Point, described, file_digests
 from harness.sweep.pool import Listed, Processes, claim, drive
@@ -24,12 +25,24 @@ RECORD = "study-points.json"
 
 @dataclass(slots=True)
 class FindingResult:
-    """Summaries by arm: the numbers are means over seeds; `runs` has every run's own."""
+    """Summaries by arm and rung (`label`): the numbers are means over seeds; `runs` has every run's own."""
 
     finding: Finding
     scale: Scale
     arms: dict[str, Summary]
     runs: dict[str, list[Summary]]
+    versions: dict[str, Any] = field(default_factory=dict)
+    """Of the harness, LMCache and what else the numbers depend on."""
+
+    @property
+    def arms_run(self) -> list[str]:
+        """Names of the arms, without the ladder's values."""
+        return [arm.name for arm in self.finding.arms_at(self.scale)]
+
+    @property
+    def rungs(self) -> list[float] | list[None]:
+        """Values of the ladder; [None] without one."""
+        return self.finding.rungs_at(self.scale)
 
 
 def run_finding(
@@ -47,11 +60,12 @@ def run_finding(
     numbers = [made.seed + n for n in range(seeds)]
     points = [
         Point(
-            f"{arm.name},seed={seed}" if seeds > 1 else arm.name,
-            {"arm": arm.name, "seed": str(seed)},
-            finding.experiment_of(arm, scale, trace, seed),
+            f"{label(arm.name, rung)},seed={seed}" if seeds > 1 else label(arm.name, rung),
+            {"arm": label(arm.name, rung), "seed": str(seed)},
+            finding.experiment_of(arm, scale, trace, seed, rung),
         )
         for arm in finding.arms_at(scale)
+        for rung in finding.rungs_at(scale, arm)
         for seed in numbers
     ]
     specification: dict[str, Any] = {"study": finding.name, "scale": scale, "seeds": seeds, "points": described(points)}
@@ -78,7 +92,8 @@ def run_finding(
     for point in points:
         summary = json.loads((out / point.name / SUMMARY).read_text(encoding="utf-8"))
         runs.setdefault(point.values["arm"], []).append(derived(summary, point.experiment.cluster.nodes))
-    return FindingResult(finding, scale, {arm: mean_of(some) for arm, some in runs.items()}, runs)
+    versions = read_info(out / points[0].name / INFO).versions
+    return FindingResult(finding, scale, {arm: mean_of(some) for arm, some in runs.items()}, runs, versions)
 
 
 def mean_of(summaries: list[Summary]) -> Summary:

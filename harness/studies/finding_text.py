@@ -2,40 +2,47 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 from harness.results.compare import number
-from harness.results.figure import facets_of_values
+from harness.results.figure import PALETTE_SIZE, axis_of, facets_of_values, run_color
 from harness.results.markup import Markup, tag
-from harness.results.page_parts import comparison_table, plot_card
+from harness.results.page_parts import comparison_table, legend, plot_card
 from harness.results.page_shell import page, page_header
-from harness.studies.finding import Check, Figure, Scale, Summary, broken, judged, number_at, ours
+from harness.studies.finding import Check, Figure, Rungs, Scale, Summary, broken, judged, label, number_at, ours
 from harness.studies.finding_run import FindingResult
 
 
 def as_data(result: FindingResult, command: str) -> dict[str, Any]:
-    """Small JSON: what was run, with which digests and versions, and every figure."""
+    """Small JSON, as docs/studies keeps it: what was run, when, with which digests and versions, and every figure."""
     finding = result.finding
+    ladder = finding.ladder
     return {
         "study": finding.name,
         "scale": result.scale,
+        "date": datetime.now(UTC).date().isoformat(),
         "command": command,
+        "versions": result.versions,
         "source": finding.source,
         "figures": [
             {
                 "name": figure.name,
                 "unit": figure.unit,
                 "published": figure.published,
-                "ours": ours(figure, result.arms),
+                "ours": _rounded(ours(figure, result.arms)),
                 "because": figure.because,
             }
             for figure in finding.figures
         ],
+        "ladder": None if ladder is None else {"field": ladder.field, "values": result.rungs},
         "arms": {
-            arm: {title: number_at(summary, path) for title, path in finding.shown.items()}
+            arm: {title: _rounded(number_at(summary, path)) for title, path in finding.shown.items()}
             for arm, summary in result.arms.items()
         },
-        "directions": [{"says": check.says, "holds": holds(check, result.arms)} for check in finding.checks],
+        "directions": [
+            {"says": check.says, "holds": holds(check, result.arms, result.rungs)} for check in finding.checks
+        ],
         "runs": [
             {
                 "arm": arm,
@@ -74,17 +81,17 @@ def markdown(result: FindingResult, command: str) -> str:
         lines.append(f"| {arm} | {' | '.join(arm_cells(summary, list(finding.shown.values())))} |")
     lines += [""]
     for check in finding.checks:
-        wrong = broken(check, result.arms)
+        wrong = broken(check, result.arms, result.rungs)
         word = {True: "yes", False: f"NO ({wrong})", None: "its arms do not run at this scale"}
-        lines.append(f"- {check.says}: {word[holds(check, result.arms)]}")
+        lines.append(f"- {check.says}: {word[holds(check, result.arms, result.rungs)]}")
     lines += [f"- {note}" for note in (*finding.notes, *run_notes(result))]
     lines += ["", f"`{command}`, scale {result.scale}", ""]
     return "\n".join(lines)
 
 
-def holds(check: Check, summaries: dict[str, Summary]) -> bool | None:
+def holds(check: Check, summaries: dict[str, Summary], rungs: Rungs = (None,)) -> bool | None:
     """Whether a direction came out; None where it cannot be told at this scale."""
-    return broken(check, summaries) is None if judged(check, summaries) else None
+    return broken(check, summaries, rungs) is None if judged(check, summaries, rungs) else None
 
 
 def figure_cells(figure: Figure, value: float | None, scale: Scale) -> list[str]:
@@ -112,9 +119,7 @@ def run_notes(result: FindingResult) -> list[str]:
     notes: dict[str, None] = {}
     if result.scale == "medium":
         sessions = f"{result.finding.scales['medium'].sessions} of {result.finding.trace.sessions} sessions"
-        notes[f"{sessions}, arriving at the published rate: the cluster is busy for fewer hours than at full scale"] = (
-            None
-        )
+        notes[f"{sessions}, arriving at the same rate: the cluster is busy for fewer hours than at full scale"] = None
     if result.scale == "small" and result.finding.figures:
         notes["a few sessions only: directions hold, figures do not compare with the published ones (--scale full)"] = (
             None
@@ -135,23 +140,12 @@ def run_notes(result: FindingResult) -> list[str]:
 def render_page(result: FindingResult, command: str) -> str:
     """The whole page as HTML."""
     finding = result.finding
-    arms = list(result.arms)
-    figures: dict[str, Any] = {}
-    cards = []
-    for n, (title, path) in enumerate(finding.shown.items()):
-        values = [number_at(result.arms[arm], path) for arm in arms]
-        figure = facets_of_values(
-            arms, [(title, values, max((v or 0.0 for v in values), default=1.0) * 1.3 or 1.0, "")]
-        )
-        if figure is None:
-            continue
-        key = f"shown{n}"
-        figures[key] = figure
-        cards.append(plot_card(key, figure))
+    figures = _plots(result)
+    cards = [plot_card(key, figure, *titles) for key, (figure, titles) in figures.items()]
     answers = []
     for check in finding.checks:
-        wrong = broken(check, result.arms)
-        if judged(check, result.arms):
+        wrong = broken(check, result.arms, result.rungs)
+        if judged(check, result.arms, result.rungs):
             answers.append(check.says if wrong is None else f"NOT SO: {wrong}")
     body = [
         page_header(
@@ -164,7 +158,11 @@ def render_page(result: FindingResult, command: str) -> str:
         tag(
             "main",
             _figures(result),
-            tag("section", tag("div", cards, class_="grid")),
+            tag(
+                "section",
+                legend(result.arms_run, "Arms shown in the plots") if finding.ladder else None,
+                tag("div", cards, class_="grid"),
+            ),
             _arms(result),
             tag(
                 "section",
@@ -174,7 +172,53 @@ def render_page(result: FindingResult, command: str) -> str:
             ),
         ),
     ]
-    return page(finding.title, body, figures)
+    return page(finding.title, body, {key: figure for key, (figure, _) in figures.items()})
+
+
+def _plots(result: FindingResult) -> dict[str, tuple[dict[str, Any], list[str]]]:
+    """Figure and words of each plot: bars of the arms, or lines over the ladder."""
+    arms, ladder = list(result.arms), result.finding.ladder
+    plots: dict[str, tuple[dict[str, Any], list[str]]] = {}
+    for n, (title, path) in enumerate(result.finding.shown.items()):
+        if ladder is not None:
+            plots[f"shown{n}"] = _lines(result, title, path, ladder.title), [title]
+            continue
+        values = [number_at(result.arms[arm], path) for arm in arms]
+        top = max((v or 0.0 for v in values), default=1.0) * 1.3 or 1.0
+        figure = facets_of_values(arms, [(title, values, top, "")])
+        if figure is not None:
+            plots[f"shown{n}"] = figure, []
+    return plots
+
+
+def _lines(result: FindingResult, title: str, path: str, over: str) -> dict[str, Any]:
+    data = []
+    for i, arm in enumerate(result.arms_run):
+        there = [(rung, result.arms[label(arm, rung)]) for rung in result.rungs if label(arm, rung) in result.arms]
+        dash = "solid" if i < PALETTE_SIZE else "dash"
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": arm,
+                "meta": {"run": i},
+                "x": [rung for rung, _ in there],
+                "y": [_rounded(number_at(summary, path)) for _, summary in there],
+                "line": {"color": run_color(i), "width": 2, "dash": dash},
+                "marker": {"size": 6, "color": run_color(i)},
+                "hovertemplate": f"{arm}: %{{y:.4g}} at %{{x:g}}<extra></extra>",
+            }
+        )
+    return {
+        "data": data,
+        "layout": {"xaxis": axis_of(over), "yaxis": axis_of(title, rangemode="tozero")},
+        "height": 320,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    """To the digits that say something."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 def _figures(result: FindingResult) -> Markup | None:
