@@ -145,7 +145,7 @@ def export(
             write(store.load_run(path), folder / name)
         except OSError as error:
             raise InputError(
-                f"--out {folder}", f"cannot be written ({error.strerror})", "give another folder"
+                f"--out {folder}", f"cannot be written ({error.strerror or error})", "give another folder"
             ) from None
         print(folder / name)
 
@@ -289,9 +289,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # who read our output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:  # a disk or a right that no command foresaw
+        where = error.filename or "a file"
+        print(f"error: {where}: {error.strerror or error}; free space, or give another folder", file=sys.stderr)
+        sys.exit(3)
 
 
 def _printable(text: str) -> str:

@@ -1,10 +1,24 @@
-"""Folders for results: never one that holds something already."""
+"""Folders for results: never one that holds something already; and what a full or broken disk is called."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from harness.errors import InputError
+from harness.errors import ComponentError, InputError
+
+
+@contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Around the writing of results: a disk that is full, gone or read-only is a failed component, not a traceback."""
+    try:
+        yield
+    except OSError as error:
+        file = error.filename or place
+        raise ComponentError(
+            "results", f"{file} could not be written ({error.strerror or error})", "free space there or give --out"
+        ) from None
 
 
 def fresh_folder(wanted: Path) -> Path:

@@ -133,9 +133,10 @@ def run_experiment(
         failure = error
         if isinstance(error, VllmChildError):
             failure = ComponentError("vLLM's scheduler", str(error), f"see {out / 'logs'}")
-        stats = _quietly(router.stats) or {}
     with _undisturbed():
         usage.read()
+        if failure is not None:
+            stats = _quietly(router.stats) or {}
         router.stop()
         if vllm:
             vllm.close()

@@ -136,5 +136,5 @@ def read_info(path: Path) -> RunInfo:
         return msgspec.convert(document, RunInfo, str_keys=True)
     except FileNotFoundError:
         raise InputError(str(path), "no such file", "give the folder that a run wrote") from None
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise InputError(str(path), f"not a run record ({error})", "repeat the run") from None

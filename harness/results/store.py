@@ -82,10 +82,10 @@ def write_run(
     if tiers is not None:
         tiers.write(dir)
     summary = summarise(calls, info, timeline, digest(records), tiers)
-    (dir / SUMMARY).write_text(to_json(summary), encoding="utf-8")
     run = Run(dir, calls, info, summary, timeline, tiers)
     if report:
         render([run], dir / REPORT)
+    (dir / SUMMARY).write_text(to_json(summary), encoding="utf-8")  # the last file: who finds it finds all
     return run
 
 
@@ -134,7 +134,12 @@ def report(dirs: Sequence[Path], out: Path | None = None) -> Path:
     """
     runs = [load_run(path) for path in find_runs(dirs)]
     target = out or dirs[0] / REPORT
-    render(runs, target)
+    try:
+        render(runs, target)
+    except OSError as error:
+        raise InputError(
+            f"--out {target}", f"cannot be written ({error.strerror or error})", "give another file"
+        ) from None
     return target
 
 

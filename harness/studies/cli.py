@@ -14,6 +14,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from harness.errors import InputError
+from harness.folders import writing
 from harness.runner import command_line
 from harness.studies import finding_text
 from harness.studies.anatomy import kv_size_markdown, kv_sizes, workload, workload_data, workload_markdown
@@ -160,9 +161,10 @@ def study_llmd(
             for table, result in zip(tables, results, strict=True)
         ],
     }
-    (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n")
-    (folder / TABLE).write_text(text)
-    (folder / PAGE).write_text(render_page(ladder, tables, results, command), encoding="utf-8")
+    with writing(folder):
+        (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (folder / TABLE).write_text(text, encoding="utf-8")
+        (folder / PAGE).write_text(render_page(ladder, tables, results, command), encoding="utf-8")
     if as_json:
         print(json.dumps(document, indent=2))
         return
@@ -227,9 +229,10 @@ def _run_finding(finding: Finding, scale: str, out: Path | None, seeds: int, job
     result = run_finding(finding, size, folder, seeds=seeds, jobs=jobs, show_progress=not as_json)
     document = finding_text.as_data(result, command)
     text = finding_text.markdown(result, command)
-    (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (folder / TABLE).write_text(text, encoding="utf-8")
-    (folder / PAGE).write_text(finding_text.render_page(result, command), encoding="utf-8")
+    with writing(folder):
+        (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (folder / TABLE).write_text(text, encoding="utf-8")
+        (folder / PAGE).write_text(finding_text.render_page(result, command), encoding="utf-8")
     if as_json:
         print(json.dumps(document, indent=2))
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,12 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from harness.errors import ComponentError
+from harness.folders import writing
 from harness.results.runinfo import read_info
-from harness.results.store import INFO, SUMMARY
+from harness.results.store import INFO
 from harness.studies.finding import Finding, Scale, Summary, derived, label
 from harness.studies.taken_over import take_over
 from harness.sweep.points import Point, described, file_digests
-from harness.sweep.pool import Listed, Processes, claim, drive
+from harness.sweep.pool import Listed, Processes, claim, drive, summary_of
 from harness.trace.generate import generate_sessions
 from harness.trace.profile import load_profile
 from harness.trace.write import write_trace
@@ -77,10 +77,13 @@ def run_finding(
     claim(out, specification, RECORD)
     if not trace.exists():
         partial = trace.with_name(f"part-{trace.name}")
-        write_trace(partial, generate_sessions(profile, made.seed, sessions))
-        partial.rename(trace)
+        with writing(out):
+            write_trace(partial, generate_sessions(profile, made.seed, sessions))
+            partial.rename(trace)
     if not named:  # files that arms name may have been edited since the others ran
-        for name, run in take_over(points, out).items():
+        with writing(out):
+            taken = take_over(points, out)
+        for name, run in taken.items():
             if show_progress:
                 print(f"{name}: taken over from {run}", file=sys.stderr)
     ended = drive(Listed(points), out, Processes(jobs), f"study {finding.name}", 0, show_progress=show_progress)
@@ -90,7 +93,9 @@ def run_finding(
         raise ComponentError("study", f"{len(bad)} of {len(ended)} runs failed\n{lines}", f"the others are in {out}")
     runs: dict[str, list[Summary]] = {}
     for point in points:
-        summary = json.loads((out / point.name / SUMMARY).read_text(encoding="utf-8"))
+        summary = summary_of(out / point.name)
+        if summary is None:
+            raise ComponentError("study", f"{out / point.name} has lost its summary", "run the same command again")
         runs.setdefault(point.values["arm"], []).append(derived(summary, point.experiment.cluster.nodes))
     versions = read_info(out / points[0].name / INFO).versions
     return FindingResult(finding, scale, {arm: mean_of(some) for arm, some in runs.items()}, runs, versions)

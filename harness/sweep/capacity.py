@@ -206,7 +206,7 @@ class CapacitySource:
             ends = [search.at_the_end for search in searches.values()]
             if "above" in ends:
                 notes.append(f"not reached at the highest rate tried ({self.ladder.rate(self.ladder.top):g})")
-            if "below" in ends:
+            if any(search.at_the_end == "below" and not search.blind for search in searches.values()):
                 notes.append(f"missed even at the lowest rate tried ({self.ladder.rate(self.ladder.bottom):g})")
             if any(search.rung is not None for search in searches.values()):
                 notes.append("the search did not end")

@@ -18,12 +18,13 @@ from harness import runner
 from harness.arms import arms_of, router_arms, router_choices
 from harness.errors import ComponentError, InputError
 from harness.experiment import load_experiment, resolved_yaml
+from harness.folders import writing
 from harness.results.compare import lookup
-from harness.results.store import REPORT, SUMMARY
+from harness.results.store import REPORT
 from harness.sweep.capacity import CapacitySource, check
 from harness.sweep.page import answer, capacity_page, columns_with_values, full_title, sweep_page
 from harness.sweep.points import Axis, Point, file_digests, grid, parse_axis, specification
-from harness.sweep.pool import Ended, Executor, Listed, Processes, claim, drive
+from harness.sweep.pool import Ended, Executor, Listed, Processes, claim, drive, summary_of
 from harness.sweep.search import RateLadder
 from harness.sweep.slo import parse_slo
 from harness.workload import load_sessions
@@ -81,8 +82,9 @@ def sweep(
     ended = drive(Listed(mine), folder, executor, "sweep", calls, show_progress=not as_json)
     summaries = _summaries(folder, points)
     command = runner.command_line("harness", *sys.argv[1:])
-    _write_csv(folder / TABLE, axes, points, summaries)
-    (folder / REPORT).write_text(sweep_page(base.name, axes, points, summaries, command), encoding="utf-8")
+    with writing(folder):
+        _write_csv(folder / TABLE, axes, points, summaries)
+        (folder / REPORT).write_text(sweep_page(base.name, axes, points, summaries, command), encoding="utf-8")
     if as_json:
         rows = [{"name": p.name, "values": p.values, "summary": summaries.get(p.name)} for p in points]
         print(json.dumps(rows, indent=2))
@@ -135,8 +137,10 @@ def capacity(
         raise InputError(f"--slo {twice}", "is given twice", "give the stricter limit only")
     base = load_experiment(file, overrides, trace)
     check(base)
-    begin = start if start is not None else base.load.sessions_per_hour_per_node or 1.0
-    ladder = RateLadder(begin, tolerance, min(low, begin), max(high, begin))
+    if low > high:
+        raise InputError(f"--low {low:g} --high {high:g}", "are the wrong way round", "give the lower rate as --low")
+    begin = start if start is not None else min(max(base.load.sessions_per_hour_per_node or 1.0, low), high)
+    ladder = RateLadder(begin, tolerance, low, high)
     if arm and router_config:
         raise InputError("--arm", "does not go with --router-config", "set router.config in the arms")
     chosen = [] if router_config else arms_of(base, arm)
@@ -160,8 +164,9 @@ def capacity(
         "capacity": [one.as_dict() for one in found],
         "points": [probe.as_dict() for probe in sorted(source.probes, key=lambda p: (p.arm, p.seed, p.rate))],
     }
-    (folder / CAPACITY).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    (folder / REPORT).write_text(capacity_page(base.name, source, command), encoding="utf-8")
+    with writing(folder):
+        (folder / CAPACITY).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        (folder / REPORT).write_text(capacity_page(base.name, source, command), encoding="utf-8")
     if as_json:
         print(json.dumps(document, indent=2))
     else:
@@ -205,12 +210,8 @@ def _search_specification(source: CapacitySource, base: Any) -> dict[str, Any]:
 
 def _summaries(folder: Path, points: Sequence[Point]) -> dict[str, dict[str, Any]]:
     """What has been written of all points, those of other shards too."""
-    found = {}
-    for point in points:
-        path = folder / point.name / SUMMARY
-        if path.exists():
-            found[point.name] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    found = {point.name: summary_of(folder / point.name) for point in points}
+    return {name: summary for name, summary in found.items() if summary is not None}
 
 
 def _write_csv(path: Path, axes: Sequence[Axis], points: Sequence[Point], summaries: dict[str, dict[str, Any]]) -> None:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import IO, Any, Final, Protocol
 
 from harness.errors import InputError
 from harness.experiment import resolved_yaml
+from harness.folders import writing
 from harness.progress import Progress
 from harness.results.store import SUMMARY
 from harness.runner import Interrupted
@@ -111,11 +113,12 @@ class _Child:
 
     def __init__(self, folder: Path) -> None:
         self.done = 0
+        self._error = ""
         self._log = folder / "logs" / "worker.log"
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "harness.sweep.worker", str(folder)],
+                [sys.executable, "-m", "harness.sweep.worker", str(folder), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -129,8 +132,10 @@ class _Child:
     def _read(self, lines: IO[str]) -> None:
         for line in lines:
             try:
-                self.done = int(json.loads(line)["done"])
-            except (ValueError, KeyError, TypeError):
+                told = json.loads(line)
+                self._error = str(told.get("error", self._error))
+                self.done = int(told.get("done", self.done))
+            except (ValueError, AttributeError, TypeError):
                 continue
 
     def ended(self) -> int | None:
@@ -143,25 +148,35 @@ class _Child:
 
     def last_words(self) -> str:
         """The error that it ended with."""
-        return last_words(self._log)
+        return self._error or last_words(self._log)
 
 
 def last_words(log: Path) -> str:
     """The last error in a worker's log."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        text = ""
+    lines = [line for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
     last = (errors or lines or [f"ended without a word (see {log})"])[-1]
     return last.removeprefix("error: ")
 
 
-def finished(folder: Path) -> bool:
-    """Whether the folder holds a run that went to its end."""
+def summary_of(folder: Path) -> dict[str, Any] | None:
+    """A run's summary; None where there is none that can be read."""
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    reasons = summary.get("validity", {}).get("reasons", [])
-    return not any("was interrupted" in reason for reason in reasons)
+        return None
+    complete = isinstance(summary, dict) and summary.get("digest") and isinstance(summary.get("validity"), dict)
+    return summary if complete else None
+
+
+def finished(folder: Path) -> bool:
+    """Whether the folder holds a run that went to its end."""
+    summary = summary_of(folder)
+    return summary is not None and not any("was interrupted" in reason for reason in summary["validity"]["reasons"])
 
 
 def claim(folder: Path, specification: Any, record: str) -> None:
@@ -173,7 +188,8 @@ def claim(folder: Path, specification: Any, record: str) -> None:
     text = json.dumps(specification, indent=1, ensure_ascii=False, default=str) + "\n"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not file.exists() and any(path != file for path in folder.iterdir()) and not file.exists():
+        strange = any(path != file and not path.name.startswith(_begun(file)) for path in folder.iterdir())
+        if strange and not file.exists():
             raise InputError(f"--out {folder}", f"is not empty and holds no {record}", "give another folder")
         _write_once(file, text)
         if file.read_text(encoding="utf-8") != text:
@@ -186,15 +202,21 @@ def claim(folder: Path, specification: Any, record: str) -> None:
 
 def _write_once(file: Path, text: str) -> None:
     """The file with all of its text, unless it is there already; several commands may do this at once."""
-    folder = file.parent.resolve()
-    beside = folder.parent / f".{folder.name}.{os.getpid()}"
-    beside.write_text(text, encoding="utf-8")
+    if file.exists():
+        return
+    beside = file.with_name(f"{_begun(file)}{socket.gethostname()}.{os.getpid()}")
     try:
+        beside.write_text(text, encoding="utf-8")
         os.link(beside, file)
     except FileExistsError:
         pass
     finally:
-        beside.unlink()
+        beside.unlink(missing_ok=True)
+
+
+def _begun(file: Path) -> str:
+    """How the names of records begin that are being written."""
+    return f".{file.name}."
 
 
 def drive(
@@ -225,9 +247,10 @@ def drive(
                     continue
                 if show_progress and progress is None:
                     progress = Progress(title, expected_calls)
-                locks[point.name] = _lock(place)
-                _prepare(place, point)
-                executor.start(point, place)
+                with writing(place):
+                    locks[point.name] = _lock(place)
+                    _prepare(place, point)
+                    executor.start(point, place)
                 running[point.name] = point
             if not running:
                 break
@@ -261,11 +284,21 @@ def _lock(folder: Path) -> IO[bytes]:
     """Holds a point for this command as long as the file is open; another command at the same point is refused."""
     file = (folder.parent / f".{folder.name}.lock").open("ab")
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+        _take(file, folder)
+        if (folder / POINT).exists():  # a worker whose command was killed may not have ended yet
+            with (folder / POINT).open("rb") as held:
+                _take(held, folder)
+    except BaseException:
         file.close()
-        raise InputError(str(folder), "is being run by another command", "wait for it, or give another --out") from None
+        raise
     return file
+
+
+def _take(file: IO[bytes], folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(str(folder), "is being run by another command", "wait for it, or give another --out") from None
 
 
 def _prepare(folder: Path, point: Point) -> None:
@@ -280,10 +313,8 @@ def _prepare(folder: Path, point: Point) -> None:
 
 
 def _calls(folder: Path) -> int:
-    try:
-        return int(json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["outcome"]["arrived"])
-    except (OSError, ValueError, KeyError):
-        return 0
+    summary = summary_of(folder)
+    return int(summary["outcome"]["arrived"]) if summary else 0
 
 
 class Listed:

@@ -1,17 +1,22 @@
-"""One run in a process of its own: `python -m harness.sweep.worker FOLDER`, told how by FOLDER/point.yaml.
+"""One run in a process of its own: `python -m harness.sweep.worker FOLDER [PARENT]`, told how by FOLDER/point.yaml.
 
 Says how far it is on standard output, one JSON object a line: {"done": calls, "total": calls, "virtual_ns": ns}.
-Ends with the exit codes of the contract; its error line goes to standard error.
+Ends with the exit codes of the contract; its error line goes to standard error, and as {"error": line} to standard
+output. With the process id of its parent it ends when that one does.
 """
 
 from __future__ import annotations
 
+import ctypes
+import fcntl
 import json
+import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from harness import runner
 from harness.errors import HarnessError
@@ -19,6 +24,7 @@ from harness.experiment import load_experiment
 
 POINT: Final = "point.yaml"
 _EVERY_S: Final = 0.5
+_PR_SET_PDEATHSIG: Final = 1
 
 
 class Reporter:
@@ -46,17 +52,33 @@ class Reporter:
         """See Progress."""
 
     def _say(self) -> None:
-        line = json.dumps({"done": self._done, "total": self.total, "virtual_ns": self._virtual_ns})
-        print(line, flush=True)
+        _tell({"done": self._done, "total": self.total, "virtual_ns": self._virtual_ns})
+
+
+def _tell(what: dict[str, Any]) -> None:
+    """To the parent, as long as there is one."""
+    with suppress(OSError):
+        print(json.dumps(what), flush=True)
+
+
+def end_with_parent(pid: int) -> None:
+    """Be told to end, with what is done so far, when the parent dies without a word."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != pid:
+        raise KeyboardInterrupt
 
 
 def work(folder: Path) -> int:
     """Run the point of a folder; returns the exit code."""
+    lock = (folder / POINT).open("rb")  # held until this process ends: nobody clears the folder under it
+    fcntl.flock(lock, fcntl.LOCK_SH)
     try:
         experiment = load_experiment(folder / POINT)
         runner.run_experiment(experiment, folder, label=folder.name, make_progress=Reporter)
     except HarnessError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _tell({"error": str(error)})  # the log may be on the disk that is full
+        with suppress(OSError):
+            print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -67,4 +89,6 @@ if __name__ == "__main__":
     runner.hear_signals()
     # the terminal's Ctrl-C reaches the whole group; the parent decides and says so by SIGTERM
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if len(sys.argv) > 2:
+        end_with_parent(int(sys.argv[2]))
     sys.exit(work(Path(sys.argv[1])))

@@ -6,9 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import InputError
-from harness.folders import fresh_folder
+from harness.cli import main
+from harness.errors import ComponentError, InputError
+from harness.folders import fresh_folder, writing
 from harness.sweep.pool import claim
+
+
+def test_a_full_disk_is_a_failed_component_with_the_file_s_name(tmp_path: Path) -> None:
+    with pytest.raises(ComponentError, match="could not be written") as caught, writing(tmp_path):
+        Path("/dev/full").write_text("x")
+    assert caught.value.exit_code == 3 and "No space left" in str(caught.value)
+    with pytest.raises(ComponentError, match="gone/x could not be written"), writing(tmp_path):
+        (tmp_path / "gone/x").write_text("x")
+
+
+def test_what_no_command_foresaw_of_a_disk_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("harness.cli.runner.hear_signals", lambda: None)
+    monkeypatch.setattr("harness.cli.experiments.json_schema", full)
+    with pytest.raises(SystemExit) as ended:
+        main(["schema"])
+    assert ended.value.code == 3
+    assert capsys.readouterr().err == "error: a file: No space left on device; free space, or give another folder\n"
 
 
 def test_the_working_folder_is_used_while_it_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

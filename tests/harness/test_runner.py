@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -119,6 +120,16 @@ def test_calls_that_are_all_too_long_are_an_error_with_its_remedy(tmp_path: Path
     Path(path).write_text(TRACE)
     with pytest.raises(InputError, match="all 2 calls are longer than trace.max_call_tokens"):
         run_experiment(_experiment(tmp_path, trace={"path": path, "max_call_tokens": 100}), tmp_path / "out")
+
+
+def test_the_summary_is_written_when_all_else_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("harness.results.store.render", full)
+    with pytest.raises(ComponentError, match="No space left"):
+        run_experiment(_experiment(tmp_path), tmp_path / "out", show_progress=False)
+    assert (tmp_path / "out/calls.parquet").exists() and not (tmp_path / "out/summary.json").exists()
 
 
 def test_whatever_ends_a_run_its_calls_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

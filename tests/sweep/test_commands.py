@@ -16,6 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.errors import InputError
+from harness.sweep.pool import _lock, claim, finished
+from harness.sweep.worker import POINT
 from tests.harness.test_cli import EXPERIMENT, _environment, _harness
 from tests.harness.test_runner import TRACE
 
@@ -100,6 +103,24 @@ def test_bad_input_is_one_line_and_nothing_runs(folder: Path, words: tuple[str, 
     assert complaint in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--low", "100", "--high", "1"), "wrong way round"),
+        (("--low", "nan"), "--low nan"),
+        (("--start", "3", "--low", "10"), "--start: 3 is not within --low 10"),
+        (("--trace", "empty.jsonl"), "empty.jsonl: holds no call"),
+    ],
+)
+def test_bad_bounds_of_a_search_are_one_line(folder: Path, words: tuple[str, ...], complaint: str) -> None:
+    (folder / "empty.jsonl").write_text("")
+    rated = ("--set", "load.arrivals=poisson", "--set", "load.sessions_per_hour_per_node=20")
+    done = _harness("capacity", "e.yaml", "--slo", "e2e_p90_s=1", *rated, *words, "--out", "o", cwd=folder)
+    assert done.returncode == 2, done.stderr
+    assert complaint in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert not (folder / "o").exists()
+
+
 def test_another_sweep_s_folder_is_refused(folder: Path) -> None:
     assert _harness("sweep", "e.yaml", "--over", "seed=1", "--out", "o", cwd=folder).returncode == 0
     done = _harness("sweep", "e.yaml", "--over", "seed=2", "--out", "o", cwd=folder)
@@ -136,6 +157,61 @@ def test_interrupted_it_leaves_no_process_and_goes_on_later(folder: Path, heard_
     assert len(list(folder.glob("o/*/summary.json"))) < 4
     assert _harness(*words, cwd=folder).returncode == 0
     assert len(list(folder.glob("o/*/summary.json"))) == 4
+
+
+def test_a_killed_command_leaves_no_process_and_its_runs_keep_what_they_have(folder: Path) -> None:
+    calls = "".join(
+        f'{{"i":{i},"t":{i},"chain":"main","in":64000,"out":4000,"ref":-1,"keep":0,"new":1000,"deps":[{i - 1}]}}\n'
+        for i in range(1, 30000)
+    )
+    (folder / "trace.jsonl").write_text("\n".join(TRACE.splitlines()[:2]) + "\n" + calls)
+    words = ["sweep", "e.yaml", "--over", "seed=1", "--jobs", "1", "--out", "o"]
+    command = [sys.executable, "-m", "harness", *words]
+    child = subprocess.Popen(command, cwd=folder, env=_environment(), stderr=subprocess.PIPE, text=True)
+    assert child.stderr is not None
+    while "0/" in (line := child.stderr.readline()):  # until calls are done
+        pass
+    assert "calls" in line, line
+    (worker,) = psutil.Process(child.pid).children()
+    child.kill()
+    child.communicate()
+    worker.wait(60)
+    summary = json.loads((folder / "o/seed=1/summary.json").read_text())
+    assert summary["outcome"]["completed"] > 0 and not finished(folder / "o/seed=1")
+
+
+def test_a_run_that_has_outlived_its_command_is_left_alone(tmp_path: Path) -> None:
+    place = tmp_path / "o" / "x"
+    place.mkdir(parents=True)
+    (place / POINT).write_text("name: x\n")
+    with (place / POINT).open("rb") as worker:
+        fcntl.flock(worker, fcntl.LOCK_SH)
+        with pytest.raises(InputError, match="another command"):
+            _lock(place)
+    _lock(place).close()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"digest": "a", "validity": null}', "\x00\x00"])
+def test_a_summary_that_was_cut_off_or_edited_is_no_finished_run(tmp_path: Path, text: str) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    assert not finished(tmp_path)
+    (tmp_path / "summary.json").write_text('{"digest": "a", "validity": {"reasons": []}}')
+    assert finished(tmp_path)
+
+
+def test_a_claim_writes_into_its_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder may be a mount of its own, and the one above it read-only."""
+    linked: list[Path] = []
+    real = os.link
+    monkeypatch.setattr(os, "link", lambda a, b: (linked.extend([Path(a), Path(b)]), real(a, b)))
+    (tmp_path / "o").mkdir()
+    (tmp_path / "o/.sweep.json.host.7").write_text("of another shard that begins now")
+    claim(tmp_path / "o", {"a": 1}, "sweep.json")
+    assert {path.parent for path in linked} == {tmp_path / "o"}
+    claim(tmp_path / "o", {"a": 1}, "sweep.json")
+    with pytest.raises(InputError, match="another one"):
+        claim(tmp_path / "o", {"a": 2}, "sweep.json")
+    assert sorted(p.name for p in (tmp_path / "o").iterdir()) == [".sweep.json.host.7", "sweep.json"]
 
 
 def test_ray_gives_the_same_results_as_processes(folder: Path) -> None:
