@@ -124,6 +124,18 @@ def test_approximate_prefix_follows_the_last_choice(router_release: Release, tmp
         assert router.stats()["beliefs_unknown"] == 0
 
 
+def test_what_the_approximate_index_believes_with_blocks_as_large_as_the_engines(
+    router_v0100: Path, tmp_path: Path
+) -> None:
+    """A last part of a block is a block of its own, and nothing beyond the index's reach counts."""
+    release = ("v0.10.0", router_v0100)
+    with running(release, "approximate", tmp_path, block_tokens=64) as router:
+        for runs, tail, share in (([(1, 0, 30)], 0, 1.0), ([(2, 0, 30)], 10, 30 / 31), ([(3, 0, 3000)], 10, 1.0)):
+            asked = [decide_once(router, runs, tail_tokens=tail, block=64) for _ in range(2)]
+            assert asked[1] == (asked[0][0], pytest.approx(share))
+        assert router.stats()["beliefs_unknown"] == 0
+
+
 def test_session_token_steers(router_release: Release, tmp_path: Path) -> None:
     with running(router_release, "session", tmp_path, 8) as router:
         homes = {}
