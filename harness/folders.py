@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import polars as pl
+
 from harness.errors import ComponentError, InputError
 
 
@@ -14,10 +16,11 @@ def writing(place: Path) -> Iterator[None]:
     """Around the writing of results: a disk that is full, gone or read-only is a failed component, not a traceback."""
     try:
         yield
-    except OSError as error:
-        file = error.filename or place
+    except (OSError, pl.exceptions.PolarsError) as error:
+        file = getattr(error, "filename", None) or place
+        why = getattr(error, "strerror", None) or error
         raise ComponentError(
-            "results", f"{file} could not be written ({error.strerror or error})", "free space there or give --out"
+            "results", f"{file} could not be written ({why})", "free space there or give --out"
         ) from None
 
 

@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import polars as pl
-
 from fake_workers.engine.scheduler import RankScheduler
 from fake_workers.vllm_engine.install import interpreter as vllm_interpreter
 from fake_workers.vllm_engine.rank import VllmChildError, VllmProcess
@@ -26,6 +24,7 @@ from harness.disagg.handoff import Side
 from harness.disagg.replay import Disaggregation
 from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Experiment
+from harness.folders import writing
 from harness.front_end import FrontEndTimes
 from harness.load.arrivals import session_starts_ns
 from harness.placement import PoolPlan, plan_pools, price_of, with_nodes
@@ -133,7 +132,7 @@ def run_experiment(
         failure = error
         if isinstance(error, VllmChildError):
             failure = ComponentError("vLLM's scheduler", str(error), f"see {out / 'logs'}")
-    with _undisturbed():
+    with undisturbed():
         usage.read()
         if failure is not None:
             stats = _quietly(router.stats) or {}
@@ -184,9 +183,9 @@ def _ending(failure: BaseException | None) -> str:
 
 
 def _write(out: Path, simulation: Simulation, info: RunInfo, tiers: TierData | None, complete: bool) -> Run:
-    """The run's folder; a full or broken disk is a failed component, not a traceback."""
+    """The run's folder."""
     timeline = simulation.timeline.finish(simulation.clock.now_ns)
-    try:
+    with writing(out):
         return write_run(
             out,
             simulation.records,
@@ -197,10 +196,6 @@ def _write(out: Path, simulation: Simulation, info: RunInfo, tiers: TierData | N
             report=bool(info.experiment["output"]["report"]),
             tiers=tiers,
         )
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise ComponentError(
-            "results", f"{out} could not be written ({error})", "free space there or give --out"
-        ) from None
 
 
 def hear_signals() -> None:
@@ -214,7 +209,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Ctrl-C and SIGTERM are not heard while a run is wound up and written."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -19,24 +19,30 @@ import httpx
 
 from fake_workers.api.tokenizer import Tokenizer, load_tokenizer
 from harness.clock import to_ns
-from harness.errors import ComponentError, InputError
+from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Experiment, resolved_yaml
+from harness.folders import writing
 from harness.live import bench_tiers
 from harness.live.config import LiveConfig
 from harness.load.arrivals import session_starts_ns
 from harness.load.prompts import Origins
 from harness.load.session import SessionRun
 from harness.placement import plan_pools, with_nodes
+from harness.progress import Progress
 from harness.results.records import COMPLETED, FAILED, REJECTED, TIMED_OUT, CallRecord, arrived
 from harness.results.runinfo import LoadFacts, RunInfo
 from harness.results.store import Run, write_run
 from harness.run_facts import left_out_note
+from harness.runner import Interrupted, undisturbed
 from harness.workload import Loaded, load_sessions
 
 SERVED_BY = "x-served-by"
 """Response header of the gateway: the worker's address."""
 _PROGRESS_S = 1.0
 _MOST_CONNECTIONS = 4096
+_ANSWERS_WITHIN_S = 10.0
+_GONE_AFTER_S = 10.0
+"""A gateway that is started again is back sooner."""
 
 
 class WallClock:
@@ -111,6 +117,10 @@ class Bench:
 
     def __init__(self, experiment: Experiment, loaded: Loaded, url: str, token_ids: bool) -> None:
         self.experiment, self.loaded, self.url = experiment, loaded, url.rstrip("/")
+        try:
+            httpx.URL(self.url)
+        except httpx.InvalidURL as error:
+            raise InputError(f"--url {url}", f"is no address ({error})", "write http://HOST:PORT") from None
         self.live = experiment.live or LiveConfig()
         self.pools = plan_pools(experiment)
         self.experiment = with_nodes(experiment, self.pools)
@@ -124,6 +134,9 @@ class Bench:
         self._tasks: set[asyncio.Task[None]] = set()
         self.records: list[CallRecord] = []
         self.ended = 0
+        self.gone = False
+        """Whether the bench ended because nothing listened any more."""
+        self._refused_since: float | None = None
         self.tiers: bench_tiers.Account | str | None = None
         """What the cache tiers did, or why that is not known."""
         self._clock: WallClock
@@ -152,23 +165,50 @@ class Bench:
             until = to_ns(load.until_s) if load.until_s is not None else None
             while self._clock.pending or self._tasks:
                 if until is not None and self._clock.now_ns >= until:
-                    for task in self._tasks:
-                        task.cancel()
-                    await asyncio.gather(*self._tasks, return_exceptions=True)
+                    await self._cancel()
                     break
+                if await self._has_gone():
+                    self.gone = True
+                    await self._cancel()
+                    return
                 on_progress(self.ended, self._clock.now_ns)
                 await asyncio.sleep(0.05)
             on_progress(self.ended, self._clock.now_ns)
             if self.experiment.cache.kind != "none":
                 self.tiers = await bench_tiers.collect(self.workers, lambda: self._clock.now_ns)
 
+    async def _has_gone(self) -> bool:
+        """Whether connections have been refused for a while and still are."""
+        if self._refused_since is None or time.monotonic() - self._refused_since < _GONE_AFTER_S:
+            return False
+        try:
+            await self._check()
+        except HarnessError:
+            return True
+        self._refused_since = None
+        return False
+
+    async def _cancel(self) -> None:
+        """Calls that are open stay so in the records."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def _check(self) -> None:
         """The gateway answers, and serves this model."""
         try:
-            answer = await self._client.get("/v1/models", timeout=10)
-        except httpx.HTTPError as error:
-            raise ComponentError("gateway", f"{self.url} does not answer ({type(error).__name__})") from None
-        served = [card["id"] for card in answer.json().get("data", [])] if answer.status_code == 200 else []
+            async with asyncio.timeout(_ANSWERS_WITHIN_S):
+                answer = await self._client.get("/v1/models", timeout=_ANSWERS_WITHIN_S)
+        except (TimeoutError, httpx.HTTPError) as error:
+            raise ComponentError(
+                "gateway", f"{self.url} does not answer ({type(error).__name__})", "start it, or give its --url"
+            ) from None
+        try:
+            served = [str(card["id"]) for card in answer.json()["data"]] if answer.status_code == 200 else []
+        except (ValueError, KeyError, TypeError):
+            raise InputError(
+                self.url, "does not list its models as OpenAI's API does", "give the gateway's --url"
+            ) from None
         if self.model not in served:
             what = f"serves {', '.join(served) or 'nothing'}, not {self.model}"
             raise InputError(self.url, what, "run the experiment that the cluster was started with")
@@ -202,6 +242,10 @@ class Bench:
             record.outcome, record.message = TIMED_OUT, "client time-out"
         except httpx.HTTPError as error:
             record.outcome, record.message = FAILED, f"{type(error).__name__}: {error}"
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+                self._refused_since = self._refused_since or time.monotonic()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            record.outcome, record.message = FAILED, f"the answer is not a completion ({type(error).__name__}: {error})"
         except asyncio.CancelledError:
             return
         record.finish_ns = self._clock.now_ns
@@ -225,6 +269,7 @@ class Bench:
             headers["x-session-token"] = token
         async with self._client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
             record.routed_ns = self._clock.now_ns
+            self._refused_since = None
             record.router_status = response.status_code
             if response.status_code != 200:
                 text = (await response.aread()).decode(errors="replace")
@@ -272,7 +317,7 @@ class Bench:
 
 
 def run_bench(experiment: Experiment, url: str, folder: Path, *, token_ids: bool = False, command: str = "") -> Run:
-    """Replay, write the folder, return the run."""
+    """Replay, write the folder, return the run. After Ctrl-C or the gateway's end: write what there is, then raise."""
     loaded = load_sessions(experiment)
     bench = Bench(experiment, loaded, url, token_ids)
     began = time.monotonic()
@@ -282,6 +327,7 @@ def run_bench(experiment: Experiment, url: str, folder: Path, *, token_ids: bool
 
     def tell(done: int, now_ns: int) -> None:
         nonlocal told
+        shown.update(done, now_ns)
         if time.monotonic() - told > _PROGRESS_S or done == bench.expected:
             told = time.monotonic()
             text = json.dumps({"done": done, "calls": bench.expected, "seconds": now_ns / 1e9})
@@ -289,12 +335,19 @@ def run_bench(experiment: Experiment, url: str, folder: Path, *, token_ids: bool
                 progress.write_text(text, encoding="utf-8")
 
     interrupted = False
+    shown = Progress("bench", bench.expected)
     try:
         asyncio.run(bench.run(tell))
+        shown.close("the gateway is gone" if bench.gone else "")
     except KeyboardInterrupt:
         if not bench.records:
+            shown.cancel()
             raise
         interrupted = True
+        shown.close("interrupted")
+    except BaseException:
+        shown.cancel()
+        raise
     for record in bench.records:
         record.node = 0 if record.endpoint is not None else None
     account = bench.tiers if isinstance(bench.tiers, bench_tiers.Account) else None
@@ -304,7 +357,9 @@ def run_bench(experiment: Experiment, url: str, folder: Path, *, token_ids: bool
         bench_tiers.give(bench.records, account, frozenset(peers))
     end_ns = max((r.finish_ns or r.arrival_ns for r in bench.records), default=0)
     info = _info(bench, end_ns, command)
-    info.interrupted = interrupted
+    info.interrupted = interrupted or bench.gone
+    if bench.gone:
+        info.invalid.insert(0, "the run did not end: the gateway was gone")
     info.wall_s = time.monotonic() - began
     data = None
     if account is not None:
@@ -314,7 +369,14 @@ def run_bench(experiment: Experiment, url: str, folder: Path, *, token_ids: bool
         info.notes += account.notes
     elif bench.tiers:
         info.notes.append(str(bench.tiers))
-    return write_run(folder, bench.records, info, None, len(bench.records), drained=False, tiers=data, live=True)
+    with undisturbed(), writing(folder):
+        run = write_run(folder, bench.records, info, None, len(bench.records), drained=False, tiers=data, live=True)
+    kept = f"{bench.ended} of {bench.expected} calls; kept in {folder}"
+    if bench.gone:
+        raise ComponentError("gateway", f"{url} no longer answers", kept)
+    if interrupted:
+        raise Interrupted(f"interrupted after {kept}")
+    return run
 
 
 def _info(bench: Bench, end_ns: int, command: str) -> RunInfo:

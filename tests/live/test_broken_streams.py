@@ -10,6 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 
+import pytest
+
+from harness.errors import ComponentError, InputError
 from harness.experiment import Experiment
 from harness.live.bench import SERVED_BY, run_bench
 from harness.trace.model import Session
@@ -81,3 +84,87 @@ def test_a_gap_that_leads_to_nothing_is_not_waited_for(tmp_path: Path) -> None:
         run = run_bench(wanted, url, tmp_path / "bench")
     assert len(run.calls) == 1 and time.monotonic() - began < 60
     assert any("1 of 2 calls" in note for note in run.info.notes)
+
+
+@contextmanager
+def _answering(models: bytes, completion: bytes = b"", stop_after: int | None = None) -> Iterator[str]:
+    """A server that answers so whatever it is asked; after some completions it is gone."""
+    served: list[str] = []
+
+    class Gateway(BaseHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            self._answer(models)
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self._answer(completion)
+            served.append(self.path)
+            if len(served) == stop_after:
+                server.socket.close()
+                Thread(target=server.shutdown, daemon=True).start()
+
+        def _answer(self, body: bytes) -> None:
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            self.close_connection = True
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Gateway)
+    Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _wanted(tmp_path: Path, calls: int) -> Experiment:
+    file = tmp_path / "trace.jsonl"
+    first = call(0, 0.0, 20, output_tokens=1)
+    more = [call(i, float(i), 20, deps=(i - 1,), gap_s=1.0, output_tokens=1) for i in range(1, calls)]
+    write_trace(file, [Session(id="s", block_tokens=64, calls=[first, *more])])
+    changes = {"trace": {"path": str(file)}, "load": {"arrivals": "at_once"}}
+    return Experiment.model_validate(experiment(1).model_dump() | changes)
+
+
+MODELS = b'{"data": [{"id": "sim/model"}]}'
+
+
+@pytest.mark.parametrize("models", [b"<html>hello</html>", b"[1]", b"{}", b'{"data": [{"name": 1}]}', b"\xff", b"null"])
+def test_a_server_that_is_no_gateway_is_one_line(tmp_path: Path, models: bytes) -> None:
+    with _answering(models) as url, pytest.raises(InputError, match="does not list its models"):
+        run_bench(_wanted(tmp_path, 1), url, tmp_path / "bench")
+
+
+def test_an_address_that_is_none_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="--url http://h:port: is no address"):
+        run_bench(_wanted(tmp_path, 1), "http://h:port", tmp_path / "bench")
+
+
+@pytest.mark.parametrize(
+    "line", [b"{", b"{}", b'{"choices": 3}', b'{"error": "x"}', b'{"choices": [], "usage": {"a": 1}}']
+)
+def test_an_answer_that_is_no_completion_is_a_failed_call(tmp_path: Path, line: bytes) -> None:
+    with _answering(MODELS, b"data: " + line + b"\n\n") as url:
+        run = run_bench(_wanted(tmp_path, 2), url, tmp_path / "bench")
+    assert run.calls["outcome"].to_list() == ["failed", "failed"], "the session goes on after a call that failed"
+
+
+def test_a_gateway_that_is_gone_ends_the_bench_with_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.live.bench._GONE_AFTER_S", 0.2)
+    answer = b'data: {"choices": [{"token_ids": [5]}]}\n\n'
+    with (
+        _answering(MODELS, answer, stop_after=2) as url,
+        pytest.raises(ComponentError, match="no longer answers") as caught,
+    ):
+        run_bench(_wanted(tmp_path, 10_000), url, tmp_path / "bench")
+    assert caught.value.exit_code == 3 and "kept in" in str(caught.value)
+    summary = json.loads((tmp_path / "bench/summary.json").read_text())
+    assert summary["outcome"]["completed"] == 2 and summary["outcome"]["failed"] < 1000
+    assert "gateway was gone" in summary["validity"]["reasons"][0]
