@@ -30,6 +30,7 @@ SUBNET = "10.77.0"
 WORKERS = 4
 ROUTER, ENVOY, PAGE = f"{SUBNET}.40", f"{SUBNET}.50", f"{SUBNET}.60"
 PD_ROUTER, PD_ENVOY = f"{SUBNET}.41", f"{SUBNET}.51"
+LMCACHE_ROUTER, LMCACHE_ENVOY, LMCACHE_PAGE = f"{SUBNET}.43", f"{SUBNET}.53", f"{SUBNET}.63"
 KUBE_API = f"{SUBNET}.70"
 OLD_ROUTER, OLD_ENVOY = f"{SUBNET}.42", f"{SUBNET}.52"
 GATEWAY_PORT, RENDER_PORT, ADMIN_PORT, LOG_PORT = 8080, 8001, 19000, 9011
@@ -50,12 +51,20 @@ def pd_workers() -> list[Endpoint]:
     return prefill + decode
 
 
+def lmcache_workers() -> list[Endpoint]:
+    """Those of the profile lmcache: on one node, with LMCache's server process as its memory."""
+    return [Endpoint(i, f"cached-{i}", f"{SUBNET}.{81 + i}", 8000, 0) for i in range(2)]
+
+
 def files() -> dict[str, str]:
     """Text by path below deploy/."""
-    every = [*workers(), *pd_workers()]
+    every = [*workers(), *pd_workers(), *lmcache_workers()]
     return {
         "compose/endpoints.yaml": _endpoints(workers()),
         "compose/endpoints-pd.yaml": _endpoints(pd_workers()),
+        "compose/endpoints-lmcache.yaml": _endpoints(lmcache_workers()),
+        "compose/router-lmcache.yaml": _router("precise", "/etc/llm-d/endpoints-lmcache.yaml", LMCACHE_ENVOY),
+        "compose/envoy-lmcache.yaml": _envoy(lmcache_workers(), LMCACHE_ROUTER, LMCACHE_PAGE),
         "compose/router.yaml": _router("precise", "/etc/llm-d/endpoints.yaml", ENVOY),
         "compose/router-pd.yaml": _router("pd-prefix", "/etc/llm-d/endpoints-pd.yaml", PD_ENVOY),
         "compose/envoy.yaml": _envoy(workers(), ROUTER),
@@ -114,7 +123,7 @@ def _kubeconfig() -> str:
     )
 
 
-def _envoy(places: list[Endpoint], router: str) -> str:
+def _envoy(places: list[Endpoint], router: str, page: str = PAGE) -> str:
     return _HEAD + envoy.render(
         places,
         host="0.0.0.0",
@@ -125,7 +134,7 @@ def _envoy(places: list[Endpoint], router: str) -> str:
         render_port=RENDER_PORT,
         router_host=router,
         router_port=9002,
-        log_service=(PAGE, LOG_PORT),
+        log_service=(page, LOG_PORT),
     )
 
 
@@ -138,8 +147,8 @@ def _prometheus(places: list[Endpoint]) -> str:
         "rule_files": ["alerts.yml"],
         "scrape_configs": [
             job("vllm", [f"{e.address}:{e.port}" for e in places]),
-            job("router", [f"{ROUTER}:9090", f"{PD_ROUTER}:9090"]),
-            job("envoy", [f"{ENVOY}:{ADMIN_PORT}", f"{PD_ENVOY}:{ADMIN_PORT}"], "/stats/prometheus"),
+            job("router", [f"{ROUTER}:9090", f"{PD_ROUTER}:9090", f"{LMCACHE_ROUTER}:9090"]),
+            job("envoy", [f"{e}:{ADMIN_PORT}" for e in (ENVOY, PD_ENVOY, LMCACHE_ENVOY)], "/stats/prometheus"),
         ],
     }
     return _HEAD + yaml.safe_dump(document, sort_keys=False)

@@ -34,7 +34,7 @@ def compose(*words: str, **more: Any) -> str:
     return run("docker", "compose", *words, **more)
 
 
-def complete(port: int, prompt: str, **more: Any) -> tuple[int, Any]:
+def complete(port: int, prompt: str | list[int], **more: Any) -> tuple[int, Any]:
     body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "ignore_eos": True, **more}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
@@ -74,6 +74,9 @@ def images() -> None:
     if programs.get("sidecar"):
         name = "ghcr.io/llm-d/llm-d-router-disagg-sidecar:v0.10.0"
         stand_in.program(Path(programs["sidecar"]), name, "/app/pd-sidecar")
+
+    if programs.get("lmcache"):
+        stand_in.lmcache(Path(programs["lmcache"]), "docker.io/lmcache/standalone:v0.5.6")
 
 
 CORE = ["worker-0", "worker-1", "worker-2", "worker-3", "router", "envoy", "page", "prometheus"]
@@ -152,6 +155,29 @@ def disaggregated() -> None:
     SEEN["pd_fetched"], SEEN["pd_prefilled"] = fetched, computed
 
 
+def lmcache() -> None:
+    """A prompt that the GPU had to give up comes back from LMCache's server, on either worker."""
+    if not PLAN["programs"].get("lmcache"):
+        return
+    os.environ["CACHED_GPU_BLOCKS"] = "260"
+    wanted = ["lmcache", "cached-0", "cached-1", "router-lmcache", "envoy-lmcache", "page-lmcache"]
+    compose("--profile", "lmcache", "up", "-d", "--wait", "--wait-timeout", "200", *wanted)
+    prompts = [[20 + (7 * i + 131 * seed) % 9973 for i in range(2100)] for seed in range(6)]
+    SEEN["lmcache"] = [complete(8083, prompt)[0] for prompt in prompts]
+    status, answer = complete(8083, prompts[0])
+    SEEN["lmcache"].append(status)
+    SEEN["lmcache_back"] = answer["usage"]["prompt_tokens_details"]["cached_tokens"] if status == 200 else answer
+    hits = 0.0
+    for address in ("10.77.0.81", "10.77.0.82"):
+        for line in get(f"http://{address}:8000/metrics").splitlines():
+            if line.startswith("vllm:external_prefix_cache_hits_total"):
+                hits += float(line.rsplit(" ", 1)[1])
+    SEEN["lmcache_hits"] = hits
+    until(lambda: len(json.loads(get("http://127.0.0.1:8093/state"))["tiers"]) == 2)
+    state = json.loads(get("http://127.0.0.1:8093/state"))
+    SEEN["lmcache_tiers"], SEEN["lmcache_page_up"] = state["tiers"], [w["up"] for w in state["workers"]]
+
+
 def kubernetes() -> None:
     if not PLAN["programs"].get("old_router"):
         return
@@ -192,7 +218,7 @@ def main() -> None:
         compose("build", "worker-0")
         SEEN["images_s"] = round(time.monotonic() - began, 1)
         try:
-            for step in (core, faults, bench, disaggregated, kubernetes):
+            for step in (core, faults, bench, disaggregated, lmcache, kubernetes):
                 step()
         except (SystemExit, Exception) as error:
             SEEN["failure"] = f"{type(error).__name__}: {error}"

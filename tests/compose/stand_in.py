@@ -5,6 +5,7 @@ Their versions are those of the programs at hand; `versions` says which, since t
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -97,3 +98,45 @@ def program(path: Path, name: str, entry: str) -> None:
         target.chmod(0o755)
         _libraries(root, [path])
         _import(root, name, [f'ENTRYPOINT ["{entry}"]', "USER 65532", "WORKDIR /"])
+
+
+_NOT_LMCACHES = [
+    "ray",
+    "*polars*",
+    "kubernetes_validate",
+    "plotly",
+    "*mypy*",
+    "selenium",
+    "openai",
+    "__pycache__",
+    "*.pth",
+]
+"""What an environment for tests holds beside LMCache and what it imports."""
+
+
+def lmcache(python: Path, name: str) -> None:
+    """LMCache's image: the environment of a Python that has it, at the place of the official image's."""
+    question = "import json, sys, sysconfig; print(json.dumps([sys.base_prefix, sysconfig.get_paths()['purelib']]))"
+    answer = subprocess.run([python, "-c", question], capture_output=True, text=True, check=True).stdout
+    prefix, packages = (Path(path) for path in json.loads(answer))
+    version = packages.parent.name
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        _skeleton(root)
+        home = root / "opt/venv"
+        # with its compiled files: the image's user could not keep any, and the server takes minutes to start without
+        ignore = shutil.ignore_patterns("test", "*.a", "site-packages")
+        shutil.copytree(prefix, home, dirs_exist_ok=True, ignore=ignore, symlinks=True)
+        target = home / "lib" / version / "site-packages"
+        shutil.copytree(packages, target, ignore=shutil.ignore_patterns(*_NOT_LMCACHES), symlinks=True)
+        for tool in TOOLS:
+            shutil.copy(os.path.realpath(tool), root / "usr/bin" / Path(tool).name)
+        modules = list((prefix / "lib" / version / "lib-dynload").glob("*.so"))
+        _libraries(root, [*modules, *map(Path, TOOLS), prefix / "bin" / version, *prefix.glob("lib/libpython3*.so*")])
+        program = home / "bin/lmcache"
+        program.write_text(f"#!/opt/venv/bin/{version}\n" + (python.parent / "lmcache").read_text().split("\n", 1)[1])
+        program.chmod(0o755)
+        for link in ("python", "python3"):
+            (home / "bin" / link).unlink(missing_ok=True)
+            (home / "bin" / link).symlink_to(version)
+        _import(root, name, ["ENV PATH=/opt/venv/bin:/usr/bin:/bin LD_LIBRARY_PATH=/opt/venv/lib", "USER 65532"])

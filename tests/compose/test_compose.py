@@ -29,7 +29,8 @@ def test_generated_files_are_up_to_date() -> None:
 
 def test_the_file_is_hardened_and_its_addresses_agree() -> None:
     document = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    places = {e.name: e.address for e in [*deploy_files.workers(), *deploy_files.pd_workers()]}
+    every = [*deploy_files.workers(), *deploy_files.pd_workers(), *deploy_files.lmcache_workers()]
+    places = {e.name: e.address for e in every}
     for name, service in document["services"].items():
         assert service["read_only"] and service["cap_drop"] == ["ALL"], name
         assert service["user"] == "65532:65532" and service["security_opt"] == ["no-new-privileges:true"], name
@@ -40,6 +41,8 @@ def test_the_file_is_hardened_and_its_addresses_agree() -> None:
             assert f"--address={places[name]}" in service["command"] and f"--name={name}" in service["command"]
             assert "--served-model-name=" + deploy_files.MODEL in service["command"]
     fixed = {"router": deploy_files.ROUTER, "envoy": deploy_files.ENVOY, "page": deploy_files.PAGE}
+    fixed |= {"router-lmcache": deploy_files.LMCACHE_ROUTER, "envoy-lmcache": deploy_files.LMCACHE_ENVOY}
+    fixed |= {"page-lmcache": deploy_files.LMCACHE_PAGE}
     for name, address in fixed.items():
         assert document["services"][name]["networks"]["sim"]["ipv4_address"] == address
 
@@ -64,6 +67,9 @@ def needed(router: Path, envoy: Path) -> dict[str, str]:
     sidecar = os.environ.get("HARNESS_PD_SIDECAR")
     if sidecar:
         programs["sidecar"] = sidecar
+    lmcache = os.environ.get("HARNESS_COMPOSE_LMCACHE")
+    if lmcache:
+        programs["lmcache"] = lmcache
     old = find("v0.7.1")
     if old is not None:
         programs["old_router"] = str(old.path)
@@ -126,6 +132,11 @@ def test_compose(router_v0100: Path, envoy_program: Path, tmp_path: Path) -> Non
     if "sidecar" in programs:
         assert seen["pd"] == [200] * 4
         assert seen["pd_fetched"] > 0 and seen["pd_prefilled"] > 0
+    if "lmcache" in programs:
+        assert seen["lmcache"] == [200] * len(seen["lmcache"])
+        assert seen["lmcache_back"] > 1500 and seen["lmcache_hits"] > 1500
+        assert {t["name"] for t in seen["lmcache_tiers"]} == {"lmcache"}
+        assert all(seen["lmcache_page_up"])
     if "old_router" in programs:
         assert seen["kubernetes_up"] and seen["kubernetes"] == [200] * 4
     assert seen["left"] == []
