@@ -30,6 +30,9 @@ NAMES = {
 """Studies of this kind, for the list."""
 
 Scale = Annotated[str, typer.Option(help="small: a minute or so; full: as published.")]
+HalfScale = Annotated[
+    str, typer.Option(help="small: a minute or so; half: half the fleet and load; full: as published.")
+]
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="Where to write; runs finished there are not repeated.")
 ]
@@ -53,9 +56,14 @@ def register(app: typer.Typer) -> None:
         _run(folder, scale, point.point_arms(scale, seed, front_end), point.study, as_json)
 
     @app.command("pd-evict")
-    def pd_evict(scale: Scale = "small", out: Out = None, seed: Seed = 1, as_json: AsJson = False) -> None:
+    def pd_evict(
+        scale: HalfScale = "small",
+        out: Out = None,
+        seed: Seed = 1,
+        as_json: AsJson = False,
+    ) -> None:
         """The same fleet with more documents than its GPUs hold: what a CPU tier and its score are worth."""
-        folder = _folder("pd-evict", scale, out)
+        folder = _folder("pd-evict", scale, out, ("small", "half", "full"))
         _run(folder, scale, evict.evict_arms(scale, seed), evict.study, as_json)
 
     @app.command("pd-fabric")
@@ -88,9 +96,9 @@ def register(app: typer.Typer) -> None:
         _run(folder, scale, kv_dtype.dtype_arms(scale, seed), kv_dtype.study, as_json)
 
 
-def _folder(name: str, scale: str, out: Path | None) -> Path:
-    if scale not in ("small", "full"):
-        raise InputError("--scale", f"unknown value {scale}", "choose small or full")
+def _folder(name: str, scale: str, out: Path | None, scales: Sequence[str] = ("small", "full")) -> Path:
+    if scale not in scales:
+        raise InputError("--scale", f"unknown value {scale}", f"choose {', '.join(scales[:-1])} or {scales[-1]}")
     return (out or Path("runs") / f"study-{name}-{scale}").resolve()
 
 

@@ -24,19 +24,19 @@ ARMS = {
 def evict_arms(scale: str, seed: int) -> list[StudyArm]:
     """The three arms on the same ladder."""
     data = read("pd-evict")
-    small = data["small"] if scale == "small" else {}
-    workload = SharedPrefix.model_validate(data["workload"] | ({"num_groups": small["num_groups"]} if small else {}))
-    load = Load.model_validate(data["load"])
-    if small:
+    less = {} if scale == "full" else data[scale]
+    workload = SharedPrefix.model_validate(data["workload"] | ({"num_groups": less["num_groups"]} if less else {}))
+    load = Load.model_validate(less.get("load", data["load"]))
+    if scale == "small":
         load = load.model_copy(update={"interval_s": 5.0})
     loaded, split = ladder(workload, load, load.at(scale), seed, data["block_size"])
     key = f"ladder {load.at(scale)} of {workload.num_groups} groups, seed {seed}"
-    tokens = small.get("kv_tokens_per_prefiller", data["kv_tokens_per_prefiller"])
+    tokens = less.get("kv_tokens_per_prefiller", data["kv_tokens_per_prefiller"])
     arms = []
     for name, (config, tier) in ARMS.items():
-        cpu_bytes = int(data["cpu_bytes_per_prefiller"] * small.get("cpu_share", 1.0)) if tier else None
-        experiment = _experiment(name, config, tokens // data["block_size"], cpu_bytes, seed, data)
-        published = {} if small else _published(data, name)
+        cpu_bytes = int(data["cpu_bytes_per_prefiller"] * less.get("cpu_share", 1.0)) if tier else None
+        experiment = _experiment(config, tokens // data["block_size"], cpu_bytes, seed, data, less.get("fleet", 1.0))
+        published = _published(data, name, less.get("fleet", 1.0)) if scale != "small" else {}
         arms.append(StudyArm(name, experiment, _given(loaded), key, published, name, split=split))
     return arms
 
@@ -45,17 +45,19 @@ def _given(loaded: Loaded) -> Any:
     return lambda: loaded
 
 
-def _published(data: dict[str, Any], name: str) -> dict[str, float]:
+def _published(data: dict[str, Any], name: str, fleet: float) -> dict[str, float]:
+    """By stage, under our rate: a part of the fleet at that part of the rate is compared with the whole one."""
     figures: dict[str, float] = dict(data["whole"][name])
     for rate, (completed, p90) in data["published"][name].items():
-        figures[f"{rate}:completed_per_s"], figures[f"{rate}:e2e_p90_s"] = completed, p90
+        figures[f"{rate * fleet:g}:completed_per_s"] = completed * fleet
+        figures[f"{rate * fleet:g}:e2e_p90_s"] = p90
     return figures
 
 
 def _experiment(
-    name: str, config: str, blocks: int, cpu_bytes: int | None, seed: int, data: dict[str, Any]
+    config: str, blocks: int, cpu_bytes: int | None, seed: int, data: dict[str, Any], fleet: float
 ) -> Experiment:
-    prefill, decode = split_pools()
+    prefill, decode = ({**pool, "replicas": int(pool["replicas"] * fleet)} for pool in split_pools())
     pools = [
         {**prefill, "engine": {"block_size": data["block_size"], "num_gpu_blocks": blocks}},
         {**decode, "cache": False},
