@@ -44,8 +44,10 @@ def page(
     router_metrics: Annotated[str | None, typer.Option("--router-metrics", help="The router's /metrics.")] = None,
     model: Annotated[str, typer.Option("--model", help="Served model, as the page names it.")] = "",
     host: Annotated[str, typer.Option("--host", help="Where the page listens.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", help="Its port.")] = 8090,
-    access_log_port: Annotated[int, typer.Option("--access-log-port", help="Where Envoy's gRPC log arrives.")] = 9011,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Its port.")] = 8090,
+    access_log_port: Annotated[
+        int, typer.Option("--access-log-port", min=0, max=65535, help="Where Envoy's gRPC log arrives.")
+    ] = 9011,
     results: Annotated[Path | None, typer.Option("--results", help="Folder of replays to list.")] = None,
 ) -> None:
     """The live page of a cluster that runs elsewhere (compose, Kubernetes)."""

@@ -23,10 +23,13 @@ def read_endpoints(path: Path) -> list[Endpoint]:
     remedy = "give the endpoints file of the router's file discovery (docs/live.md)"
     try:
         entries = yaml_text.read(path, remedy)["endpoints"]
-        return [
+        workers = [
             Endpoint(i, str(e["name"]), str(e["address"]), int(e["port"]), i, dict(e.get("labels") or {}))
             for i, e in enumerate(entries)
         ]
+        if not workers or any(not 0 < worker.port < 65536 for worker in workers):
+            raise ValueError("it names no worker, or a port beyond 65535")
+        return workers
     except FileNotFoundError:
         raise InputError(str(path), "no such file", remedy) from None
     except (KeyError, TypeError, ValueError) as error:
