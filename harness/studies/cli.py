@@ -204,7 +204,7 @@ def _finding_command(name: str, title: str) -> None:
     def study(
         scale: Annotated[
             str,
-            typer.Option(help="small: minutes; medium: a quarter of the sessions; full: as published."),
+            typer.Option(help="small: minutes; medium: the published load for fewer hours; full: as published."),
         ] = "small",
         out: Annotated[
             Path | None,

@@ -28,7 +28,7 @@ Summary = dict[str, Any]
 _ROUNDING = 1e-12
 MOST_SESSIONS = 1_000_000
 Scale = Literal["small", "medium", "full"]
-"""small: a few sessions, for directions; medium: the published cluster and load, a quarter of the sessions."""
+"""small: a few sessions, for directions; medium: the published cluster and load for fewer hours; full: all of it."""
 SCALES: tuple[Scale, ...] = get_args(Scale)
 
 
