@@ -23,7 +23,11 @@ def check_tiers(experiment: Experiment, pools: list[PoolPlan], topology: Topolog
             "cache.kind", "LMCache serves one node, a replica here spans several", "use kind: offloading, or no tiers"
         )
     if not upstream.available():
-        raise InputError("cache.kind", "LMCache is not installed", "pip install '.[lmcache]' (docs/cache.md)")
+        raise InputError(
+            "cache.kind",
+            "LMCache is not installed",
+            "pip install '.[lmcache]', or a third of its size for machines without GPU: docs/cache.md",
+        )
     check_cluster(
         config,
         ranks=_engines_per_node(pools),

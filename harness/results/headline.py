@@ -91,6 +91,8 @@ def headline(comparison: Comparison, summaries: Sequence[Summary]) -> Headline:
 
 def _single(comparison: Comparison, summary: Summary) -> Headline:
     label = comparison.rows[0].label
+    if not comparison.rows[0].valid:
+        return Headline(f"{label}: not to be used", [*summary["validity"]["reasons"], "What there is stands below."])
     p90, hits = lookup(summary, ("ttft_s", "p90")), lookup(summary, ("hit_rate", "token"))
     if p90 is None:
         return Headline(f"{label}: no call completed in the measured window", _failures([(label, summary)]))

@@ -103,3 +103,6 @@ def test_a_single_run() -> None:
     assert said.title == "a: p90 TTFT 2.00 s with 50.0 % of input tokens reused"
     assert any("lost to time-outs" in s for s in said.sentences)
     assert "no call completed" in _say(_run("a", None)).title
+    broken = _run("a", 2.0)
+    broken["validity"] = {"valid": False, "reasons": ["the run was interrupted"], "notes": []}
+    assert _say(broken) == Headline("a: not to be used", ["the run was interrupted", "What there is stands below."])
