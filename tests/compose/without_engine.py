@@ -120,11 +120,15 @@ def lmcache(seen: dict[str, Any], gateway: str, page: str, workers: list[str]) -
     )
     end = time.monotonic() + 20
     state = json.loads(get(f"{page}/state"))
-    while (len(state["tiers"]) < 2 or state["served"] < len(answers)) and time.monotonic() < end:
+    while (len(state["tiers"]) < 2 or len(_decisions(state)) < len(answers)) and time.monotonic() < end:
         time.sleep(0.5)
         state = json.loads(get(f"{page}/state"))
     seen["tiers"], seen["up"] = state["tiers"], [w["up"] for w in state["workers"]]
-    seen["decisions"] = [r["status"] for r in state["recent"] if r["path"] == "/v1/completions"]
+    seen["decisions"] = _decisions(state)
+
+
+def _decisions(state: dict[str, Any]) -> list[int]:
+    return [recent["status"] for recent in state["recent"] if recent["path"] == "/v1/completions"]
 
 
 def main() -> None:

@@ -149,7 +149,7 @@ def test_faults(router_v0100: Path, envoy_program: Path, tmp_path: Path) -> None
         live.stack.start_envoy()
         assert live.complete("gateway is back").status_code == 200
         until(lambda: not live.watch.state()["problems"])
-        assert live.watch.state()["workers"][0]["restarts"] == 1
+        until(lambda: live.watch.state()["workers"][0]["restarts"] == 1)
         until(lambda: all(w["running"] == w["waiting"] == 0 for w in live.watch.state()["workers"]))
 
 

@@ -233,7 +233,7 @@ def test_profiles_that_are_not_there(tmp_path: Path) -> None:
     assert profile_names() == ["batch-agents", "chat", "claude-code"]
     with pytest.raises(InputError, match="the profiles are batch-agents, chat, claude-code"):
         load_profile("nobody")
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="no such file"):
         load_profile(tmp_path / "absent.yaml")
     (tmp_path / "bad.yaml").write_text("a: [1")
     with pytest.raises(InputError, match="is not YAML"):
