@@ -236,7 +236,7 @@ def test_profiles_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         load_profile(tmp_path / "absent.yaml")
     (tmp_path / "bad.yaml").write_text("a: [1")
-    with pytest.raises(InputError, match="is not YAML"):
+    with pytest.raises(InputError, match="YAML error"):
         load_profile(tmp_path / "bad.yaml")
 
 
