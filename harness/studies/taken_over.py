@@ -13,6 +13,9 @@ from harness.sweep.points import Point
 from harness.sweep.pool import finished
 from harness.sweep.worker import POINT
 
+_PARTIAL = ".part-"
+"""Begins the name of a copy under way, or of one that was cut off: no run to copy from."""
+
 
 def take_over(points: Sequence[Point], out: Path) -> dict[str, Path]:
     """Copy runs of the same experiments from studies in folders beside `out`; returns whence, by point name.
@@ -23,7 +26,7 @@ def take_over(points: Sequence[Point], out: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for file in sorted(out.resolve().parent.glob(f"*/*/{POINT}")):
         run = file.parent
-        if not missing or run.parent == out.resolve() or not finished(run):
+        if not missing or run.parent == out.resolve() or run.name.startswith(_PARTIAL) or not finished(run):
             continue
         try:
             there = _what(load_experiment(file))
@@ -33,7 +36,7 @@ def take_over(points: Sequence[Point], out: Path) -> dict[str, Path]:
             del missing[name]
             found[name] = run
     for name, run in found.items():
-        partial = out / f".part-{name}"
+        partial = out / f"{_PARTIAL}{name}"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(run, partial)
         partial.rename(out / name)
