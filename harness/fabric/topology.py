@@ -27,15 +27,13 @@ from harness.fabric.share import Path as LinkPath
 TOPOLOGIES = Path(__file__).parent / "topologies"
 """The shipped topologies; each says what it stands for."""
 _PLACES = re.compile(r"\[[^]]*\]")
+_VERTEX = re.compile(r"^([A-Za-z_]\w*)(?:\[([a-z0-9]+(?:,[a-z0-9]+)*)\])?$")
+_LINK_KEYS = {"from", "to", "gbytes_per_s", "back_gbytes_per_s", "latency_us", "oneway", "times"}
 
 
 def kind_of(link: str) -> str:
     """The kind of a link by its name: `host[3]>switch` is of the kind `host>switch`."""
     return _PLACES.sub("", link)
-
-
-_VERTEX = re.compile(r"^([A-Za-z_]\w*)(?:\[([a-z0-9]+(?:,[a-z0-9]+)*)\])?$")
-_LINK_KEYS = {"from", "to", "gbytes_per_s", "back_gbytes_per_s", "latency_us", "oneway", "times"}
 
 
 @dataclass(slots=True)
@@ -144,38 +142,29 @@ def parse_topology(
     if not isinstance(links, list) or not links:
         raise InputError(where, "has no links", "see docs/fabric.md")
     topology = Topology(name, str(document.get("about", "")))
-    for entry in _with_rates(links, rates or {}, where):
-        _expand(topology, entry, sizes, where)
+    rates = rates or {}
+    for entry in links:
+        _expand(topology, entry, sizes, rates, where)
+    ends = list(dict.fromkeys(entry["to"] for entry in links))
+    for end in rates:
+        if end not in ends:
+            raise InputError(where, f"no link leads to {end}", f"give a rate for one of: {', '.join(ends)}")
     return topology
 
 
-def _with_rates(links: list[Any], rates: Mapping[str, float], where: str) -> list[Any]:
-    """The links with the rates that override the file's."""
-    ends = list(dict.fromkeys(entry["to"] for entry in links if isinstance(entry, dict) and "to" in entry))
-    for end in rates:
-        if end not in ends:
-            raise InputError(where, f"no link leads to {end}", f"give a rate for one of: {', '.join(map(str, ends))}")
-    return [
-        {**entry, "gbytes_per_s": rates[entry["to"]], "back_gbytes_per_s": rates[entry["to"]]}
-        if isinstance(entry, dict) and entry.get("to") in rates
-        else entry
-        for entry in links
-    ]
-
-
-def _expand(topology: Topology, entry: Any, sizes: Mapping[str, int], where: str) -> None:
+def _expand(topology: Topology, entry: Any, sizes: Mapping[str, int], rates: Mapping[str, float], where: str) -> None:
     if not isinstance(entry, dict) or not set(entry) <= _LINK_KEYS or not {"from", "to", "gbytes_per_s"} <= set(entry):
         raise InputError(where, f"link {entry!r}", f"give from, to, gbytes_per_s; may have {', '.join(_LINK_KEYS)}")
-    rate: Any = entry["gbytes_per_s"]
+    ends = [_vertex(entry[key], sizes, where) for key in ("from", "to")]
+    rate: Any = rates.get(entry["to"], entry["gbytes_per_s"])
     latency: Any = entry.get("latency_us", 0)
-    back: Any = entry.get("back_gbytes_per_s", rate)
+    back: Any = rates.get(entry["to"], entry.get("back_gbytes_per_s", rate))
     if not all(isinstance(v, int | float) and v > 0 for v in (rate, back)) or not isinstance(latency, int | float):
         raise InputError(where, f"link {entry!r}", "rates must be positive numbers in GB/s")
     times = entry.get("times")
-    if times is not None and times not in sizes:
+    if times is not None and (not isinstance(times, str) or times not in sizes):
         raise InputError(where, f"link {entry!r}: times {times}", f"name one of the counts: {', '.join(sizes)}")
     factor = 1e9 * (1 if times is None else sizes[times])
-    ends = [_vertex(entry[key], sizes, where) for key in ("from", "to")]
     letters = list(dict.fromkeys(part for _, parts in ends for part in parts if part.isalpha()))
     for values in itertools.product(*(range(sizes[letter]) for letter in letters)):
         chosen = dict(zip(letters, map(str, values), strict=True))

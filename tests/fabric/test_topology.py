@@ -79,6 +79,8 @@ def test_one_way_links_have_no_way_back():
         ({"counts": {"n": 0}, "links": [{"from": "a[n]", "to": "b", "gbytes_per_s": 1}]}, "at least 1"),
         ({"nodes": 3}, "nothing else"),
         ({"counts": {"n": 2}, "links": [{"from": "a", "to": "b", "gbytes_per_s": 1, "times": "k"}]}, "counts: n"),
+        ({"counts": {"n": 2}, "links": [{"from": "a", "to": "b", "gbytes_per_s": 1, "times": ["n"]}]}, "counts: n"),
+        ({"links": [{"from": "a", "to": ["b"], "gbytes_per_s": 1}]}, "vertex"),
     ],
 )
 def test_bad_topologies_are_named(document, what):
