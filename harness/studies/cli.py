@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +15,6 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from harness.errors import InputError
-from harness.folders import writing
 from harness.runner import command_line
 from harness.studies import finding_text
 from harness.studies.anatomy import kv_size_markdown, kv_sizes, workload, workload_data, workload_markdown
@@ -24,6 +24,7 @@ from harness.studies.finding import SCALES, Finding, finding_names, load_finding
 from harness.studies.finding_run import run_finding
 from harness.studies.ladder import RELEASES, ladder_names, load_ladder
 from harness.studies.llmd import Options, run_ladder
+from harness.studies.outcome import deliver
 from harness.studies.page import render_page
 from harness.studies.prefill import DEFAULT, load_points, measure
 from harness.studies.prefill import as_data as prefill_data
@@ -41,7 +42,6 @@ app.command("restore")(study_restore)
 app.command("validation")(study_validation)
 app.command("storage")(study_storage)
 app.command("shared-bandwidth")(study_shared_bandwidth)
-PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
 
 
 @app.command("list")
@@ -161,15 +161,7 @@ def study_llmd(
             for table, result in zip(tables, results, strict=True)
         ],
     }
-    with writing(folder):
-        (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (folder / TABLE).write_text(text, encoding="utf-8")
-        (folder / PAGE).write_text(render_page(ladder, tables, results, command), encoding="utf-8")
-    if as_json:
-        print(json.dumps(document, indent=2))
-        return
-    Console(width=max(140, Console().width)).print(Markdown(text))
-    print(f"page: {folder / PAGE}")
+    deliver(folder, document, text, render_page(ladder, tables, results, command), as_json)
 
 
 @app.command("kv-size")
@@ -214,30 +206,23 @@ def _finding_command(name: str, title: str) -> None:
         jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at one time.")] = 1,
         as_json: AsJson = False,
     ) -> None:
-        _run_finding(load_finding(name), scale, out, seeds, jobs, as_json)
+        _run_finding(load_finding(name), [name], scale, out, seeds, jobs, as_json)
 
 
-def _run_finding(finding: Finding, scale: str, out: Path | None, seeds: int, jobs: int, as_json: bool) -> None:
+def _run_finding(
+    finding: Finding, words: Sequence[str], scale: str, out: Path | None, seeds: int, jobs: int, as_json: bool
+) -> None:
+    """`words`: how the command names the study."""
     size = next((known for known in SCALES if known == scale and known in finding.scales), None)
     if size is None:
         raise InputError("--scale", scale, f"study {finding.name} has: {', '.join(finding.scales)}")
     folder = out or Path("runs") / f"study-{finding.name}-{scale}"
-    words = [finding.name] if finding.name in finding_names() else ["finding", f"{finding.name}.yaml"]
     more = ["--seeds", str(seeds)] if seeds > 1 else []
     # where it was run and in how many processes is nobody's business but the user's
     command = command_line("harness", "study", *words, "--scale", scale, *more)
     result = run_finding(finding, size, folder, seeds=seeds, jobs=jobs, show_progress=not as_json)
-    document = finding_text.as_data(result, command)
-    text = finding_text.markdown(result, command)
-    with writing(folder):
-        (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (folder / TABLE).write_text(text, encoding="utf-8")
-        (folder / PAGE).write_text(finding_text.render_page(result, command), encoding="utf-8")
-    if as_json:
-        print(json.dumps(document, indent=2))
-        return
-    Console(width=max(140, Console().width)).print(Markdown(text))
-    print(f"page: {folder / PAGE}")
+    page = finding_text.render_page(result, command)
+    deliver(folder, finding_text.as_data(result, command), finding_text.markdown(result, command), page, as_json)
 
 
 @app.command("finding")
@@ -251,7 +236,8 @@ def study_finding(
 ) -> None:
     """Run a finding from a file of your own: arms, published figures and directions as data."""
     name = str(file)
-    _run_finding(load_finding(name if "/" in name else f"./{name}"), scale, out, seeds, jobs, as_json)
+    finding = load_finding(name if "/" in name else f"./{name}")
+    _run_finding(finding, ["finding", file.name], scale, out, seeds, jobs, as_json)
 
 
 for _name in finding_names():

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
 
 from harness.errors import InputError
 from harness.runner import command_line
+from harness.studies.outcome import deliver
 from harness.studies.tables import TableStudy, markdown, render
 
-PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
 TABLE_STUDIES = {
     "prefill": "Cold prefill of single requests, point by point, next to llm-d's published rates and ladders",
     "restore": "Restoring a prefix from DRAM or a peer against computing it again, by length",
@@ -78,12 +75,4 @@ def _begin(name: str, scale: str, out: Path | None) -> tuple[Path, str]:
 
 
 def _end(folder: Path, study: TableStudy, data: dict[str, Any], as_json: bool) -> None:
-    text = markdown(study)
-    (folder / TABLE).write_text(text, encoding="utf-8")
-    (folder / RESULTS).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    (folder / PAGE).write_text(render(study), encoding="utf-8")
-    if as_json:
-        print(json.dumps(data, indent=2))
-        return
-    Console(width=max(140, Console().width)).print(Markdown(text))
-    print(f"page: {folder / PAGE}")
+    deliver(folder, data, markdown(study), render(study), as_json)

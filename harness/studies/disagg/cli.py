@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -10,16 +9,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
 
 from harness.errors import InputError
 from harness.runner import command_line
 from harness.studies.disagg import evict, fabric, kv_dtype, point, ratio
 from harness.studies.disagg.arms import ArmResult, StudyArm, run_arms
 from harness.studies.disagg.page import Study, markdown, render
+from harness.studies.outcome import deliver
 
-PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
 NAMES = {
     "pd-point": "gpt-oss-120b, one rate: 8 prefill TP1 + 2 decode TP4 against 16 TP1",
     "pd-evict": "the same fleet under eviction pressure: no CPU tier, CPU tier unknown to the router, CPU tier scored",
@@ -114,7 +111,6 @@ def _run(
         arms, folder, command=command, tell=lambda line: print(line, file=sys.stderr), show_progress=not as_json
     )
     study = frame(results, scale)
-    text = markdown(study, results)
     document = {
         "study": study.name,
         "scale": scale,
@@ -122,11 +118,4 @@ def _run(
         "answers": study.answers,
         "arms": [asdict(result) for result in results],
     }
-    (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n")
-    (folder / TABLE).write_text(text)
-    (folder / PAGE).write_text(render(study, results, command), encoding="utf-8")
-    if as_json:
-        print(json.dumps(document, indent=2))
-        return
-    Console(width=max(160, Console().width)).print(Markdown(text))
-    print(f"page: {folder / PAGE}")
+    deliver(folder, document, markdown(study, results), render(study, results, command), as_json, width=160)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markdown import Markdown
 
 from harness.errors import InputError
 from harness.runner import command_line
+from harness.studies.outcome import deliver
 from harness.studies.validation import silicon
 from harness.studies.validation.longcontext import longcontext_document, longcontext_markdown, run_longcontext
 from harness.studies.validation.replay import replay_document, replay_markdown, run_replay
 from harness.studies.validation.text import markdown as validation_markdown
 
 TITLE = "Measured TTFT and TPOT against the engine on raw and on corrected tables; long context"
-TABLE, RESULTS = "study.md", "study.json"
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 
@@ -65,14 +62,7 @@ def study_validation(
         replayed = run_replay()
         document["llmservingsim"] = replay_document(replayed)
         texts.append(replay_markdown(replayed))
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n")
-    (folder / TABLE).write_text("\n".join(texts))
-    if as_json:
-        print(json.dumps(document, indent=2))
-        return
-    Console(width=max(140, Console().width)).print(Markdown("\n".join(texts)))
-    print(f"table: {folder / TABLE}")
+    deliver(folder, document, "\n".join(texts), None, as_json)
 
 
 def _check(where: str, value: str, allowed: tuple[str, ...]) -> None:
