@@ -18,6 +18,18 @@ def check_tiers(experiment: Experiment, pools: list[PoolPlan], topology: Topolog
     config = experiment.cache.lmcache
     if config is None:
         return
+    _check_lmcache(pools)
+    check_cluster(
+        config,
+        ranks=_engines_per_node(pools),
+        block_tokens=pools[0].engine.block_tokens,
+        kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
+        topology=topology,
+    )
+
+
+def _check_lmcache(pools: list[PoolPlan]) -> None:
+    """What LMCache needs of the pools, and that it is there; CacheCluster checks the rest."""
     if any(len({endpoint.node for endpoint in group}) > 1 for pool in pools for group in pool.groups):
         raise InputError(
             "cache.kind", "LMCache serves one node, a replica here spans several", "use kind: offloading, or no tiers"
@@ -28,13 +40,6 @@ def check_tiers(experiment: Experiment, pools: list[PoolPlan], topology: Topolog
             "LMCache is not installed",
             "pip install '.[lmcache]', or a third of its size for machines without GPU: docs/cache.md",
         )
-    check_cluster(
-        config,
-        ranks=_engines_per_node(pools),
-        block_tokens=pools[0].engine.block_tokens,
-        kv_bytes_per_token=pools[0].profile.kv_bytes_per_token,
-        topology=topology,
-    )
 
 
 def build_tiers(
@@ -48,7 +53,6 @@ def build_tiers(
     if experiment.cache.kind == "none":
         return None
     fabric, topology = wires
-    check_tiers(experiment, pools, topology)
     if experiment.cache.offloading is not None:
         return OffloadCluster(
             clock,
@@ -63,6 +67,7 @@ def build_tiers(
         )
     config = experiment.cache.lmcache
     assert config is not None
+    _check_lmcache(pools)
     return CacheCluster(
         clock,
         config,

@@ -26,6 +26,11 @@ def build_fabric(clock: VirtualClock, config: FabricConfig, nodes: int, gpus_per
     return Fabric(clock, topology.links, to_ns(config.meter_s)), topology
 
 
+def l1_chunks(config: CacheConfig, kv_bytes_per_token: int) -> int:
+    """Chunks that one node's DRAM holds."""
+    return int(config.l1_size_gb * GIB // (config.chunk_size * kv_bytes_per_token))
+
+
 def check_cluster(
     config: CacheConfig,
     *,
@@ -43,7 +48,7 @@ def check_cluster(
         )
     _check_mode(config)
     chunk_bytes = config.chunk_size * kv_bytes_per_token
-    capacity = int(config.l1_size_gb * GIB // chunk_bytes)
+    capacity = l1_chunks(config, kv_bytes_per_token)
     if capacity < 2 or (config.mode == "inproc" and capacity < 2 * max(ranks)):
         raise InputError(
             "cache.l1_size_gb",
@@ -115,7 +120,7 @@ class CacheCluster:
         self.chunk_bytes = config.chunk_size * kv_bytes_per_token
         make_key = key_maker(model_name.replace("@", "_"))
         self.keys: ChunkKeys[Any] = ChunkKeys(config.chunk_size // block_tokens, make_key)
-        capacity = int(config.l1_size_gb * GIB // self.chunk_bytes)
+        capacity = l1_chunks(config, kv_bytes_per_token)
         self._serial = _next_serial()
         self.tiers: list[SharedTier] = []
         self._owners: list[Any] = []
