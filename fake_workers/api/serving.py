@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import uvicorn
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -418,21 +418,29 @@ def run(spec: ServeSpec, below: Below | None = None) -> None:
     asyncio.run(serve(spec, below=below))
 
 
-def main(arguments: list[str]) -> int:
-    """Entry point of the process."""
+Spec = TypeVar("Spec", bound=BaseModel)
+
+
+def begin(arguments: list[str], program: str, model: type[Spec], serve_it: Callable[[Spec], None]) -> int:
+    """A process that serves what a specification file says; returns its exit code."""
     try:
         if len(arguments) != 1:
-            raise InputError("serving", "takes one argument", "give the path of a specification")
+            raise InputError(program, "takes one argument", "give the path of a specification")
         path = Path(arguments[0])
         try:
-            spec = ServeSpec.model_validate_json(path.read_text(encoding="utf-8"))
+            spec = model.model_validate_json(path.read_text(encoding="utf-8"))
         except (OSError, ValidationError) as error:
             raise InputError(str(path), f"is no specification ({error})", "write one with the harness") from None
-        run(spec)
+        serve_it(spec)
     except HarnessError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point of the process."""
+    return begin(arguments, "serving", ServeSpec, run)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from fake_workers.api.paced_clock import PacedClock
-from fake_workers.api.serving import ServeSpec, run
-from harness.errors import HarnessError, InputError
+from fake_workers.api.serving import ServeSpec, begin, run
 from harness.experiment import Experiment
 from harness.live.tiers import LiveTiers
 
@@ -31,26 +30,19 @@ class TieredSpec(BaseModel):
     """A folder that gets the tiers' account at the end."""
 
 
+def _serve(spec: TieredSpec) -> None:
+    experiment = Experiment.model_validate(spec.experiment)
+    results = Path(spec.results) if spec.results else None
+
+    def below(clock: PacedClock) -> LiveTiers:
+        return LiveTiers(clock, experiment, spec.groups, spec.serve.model, results)
+
+    run(spec.serve, below)
+
+
 def main(arguments: list[str]) -> int:
     """Entry point of the process."""
-    try:
-        if len(arguments) != 1:
-            raise InputError("tiered_worker", "takes one argument", "give the path of a specification")
-        try:
-            spec = TieredSpec.model_validate_json(Path(arguments[0]).read_text(encoding="utf-8"))
-        except (OSError, ValidationError) as error:
-            raise InputError(arguments[0], f"is no specification ({error})", "write one with the harness") from None
-        experiment = Experiment.model_validate(spec.experiment)
-        results = Path(spec.results) if spec.results else None
-
-        def below(clock: PacedClock) -> LiveTiers:
-            return LiveTiers(clock, experiment, spec.groups, spec.serve.model, results)
-
-        run(spec.serve, below)
-    except HarnessError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return error.exit_code
-    return 0
+    return begin(arguments, "tiered_worker", TieredSpec, _serve)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,15 @@ import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.compose import stand_in
+from tests.compose import asking, stand_in
+from tests.compose.asking import get
 
 PLAN = json.loads(Path(sys.argv[1]).read_text())
 WORK, REPO = Path(PLAN["work"]), Path(PLAN["repo"])
 SEEN: dict[str, Any] = {}
-MODEL = "Qwen/Qwen3-32B"
 
 
 def run(*command: str, check: bool = True, timeout: float = 400) -> str:
@@ -34,21 +32,8 @@ def compose(*words: str, **more: Any) -> str:
     return run("docker", "compose", *words, **more)
 
 
-def complete(port: int, prompt: str | list[int], **more: Any) -> tuple[int, Any]:
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "ignore_eos": True, **more}
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode(errors="replace")
-
-
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as response:
-        return response.read().decode()
+def complete(port: int, prompt: str | list[int]) -> tuple[int, Any]:
+    return asking.complete(f"http://127.0.0.1:{port}", prompt)
 
 
 def until(condition: Any, limit_s: float = 60) -> bool:

@@ -12,18 +12,17 @@ import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tests.compose.asking import complete, get
+
 PLAN = json.loads(Path(sys.argv[1]).read_text())
 REPO, WORK = Path(PLAN["repo"]), Path(PLAN["work"])
 PROGRAMS: dict[str, list[str]] = PLAN["programs"]
 """By the start of an image's name: what stands for its entry point."""
-MODEL = "Qwen/Qwen3-32B"
 _DEFAULT = re.compile(r"\$\{(\w+):-([^}]*)\}")
 
 
@@ -87,23 +86,6 @@ class Service:
             if time.monotonic() > deadline:
                 raise SystemExit(f"{self.name} is not healthy: {self.log.read_text()[-2000:]}")
             time.sleep(0.5)
-
-
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=30) as response:
-        return str(response.read().decode())
-
-
-def complete(gateway: str, prompt: list[int]) -> tuple[int, Any]:
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "ignore_eos": True}
-    request = urllib.request.Request(
-        f"{gateway}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode(errors="replace")
 
 
 def lmcache(seen: dict[str, Any], gateway: str, page: str, workers: list[str]) -> None:
