@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
-from harness.experiment import Experiment, load_experiment
+from harness.experiment import Experiment, load_experiment, resolved_yaml
+from harness.results.records import to_records
+from harness.results.runinfo import Prices
+from harness.results.store import load_run, write_run
 from harness.sweep.points import Point
 from harness.sweep.pool import finished
 from harness.sweep.worker import POINT
@@ -20,7 +24,8 @@ _PARTIAL = ".part-"
 def take_over(points: Sequence[Point], out: Path) -> dict[str, Path]:
     """Copy runs of the same experiments from studies in folders beside `out`; returns whence, by point name.
 
-    The same is the same in every field but the study's name and the folder of the generated trace.
+    The same is the same in every field but the study's name, the folder of the generated trace, and prices: no decision
+    depends on what a token costs, so that a copy is priced anew from its records.
     """
     missing = {point.name: _what(point.experiment) for point in points if not (out / point.name).exists()}
     found: dict[str, Path] = {}
@@ -35,16 +40,30 @@ def take_over(points: Sequence[Point], out: Path) -> dict[str, Path]:
         for name in [name for name, wanted in missing.items() if wanted == there]:
             del missing[name]
             found[name] = run
+    wanted_of = {point.name: point.experiment for point in points}
     for name, run in found.items():
         partial = out / f"{_PARTIAL}{name}"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(run, partial)
+        if load_experiment(partial / POINT).prices != wanted_of[name].prices:
+            _price(partial, wanted_of[name])
         partial.rename(out / name)
     return found
 
 
 def _what(experiment: Experiment) -> dict[str, Any]:
     document = experiment.model_dump(mode="json")
-    document.pop("name")
+    del document["name"], document["prices"]
     document["trace"]["path"] = Path(document["trace"]["path"]).name
     return document
+
+
+def _price(run: Path, experiment: Experiment) -> None:
+    """Write a run's folder again as a run of the experiment, from which it differs in prices alone."""
+    made = load_run(run)
+    prices = Prices(**experiment.prices.model_dump()) if experiment.prices else None
+    document, text = experiment.model_dump(mode="json"), resolved_yaml(experiment)
+    info = replace(made.info, experiment=document, experiment_yaml=text, name=experiment.name, prices=prices)
+    (run / POINT).write_text(text, encoding="utf-8")
+    wanted = experiment.output.report
+    write_run(run, to_records(made.calls), info, made.timeline, report=wanted, tiers=made.tiers)

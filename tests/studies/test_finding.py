@@ -205,6 +205,16 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
         (tmp_path / "o" / "cached" / "calls.parquet").stat().st_mtime_ns
     ), "the common arm is copied"
     assert other.runs["cold"][0]["digest"] != digests["cold"], "another arm of that name is run"
+    prices = {"name": "dear", "input_uncached": 4.0, "input_cached": 2.0, "output": 1.0}
+    dear = OWN | {"name": "dear", "arms": [{"name": "cached", "set": {"prices": prices}}, SMALLER]}
+    (tmp_path / "dear.yaml").write_text(yaml.safe_dump(dear | {"checks": [], "figures": []}))
+    priced = run_finding(load_finding(str(tmp_path / "dear.yaml")), "small", tmp_path / "q", show_progress=False)
+    costs = priced.runs["cached"][0].pop("cost")
+    unpriced = {**other.runs["cached"][0], "experiment": "dear"}
+    assert unpriced.pop("cost")["per_session"] is None and priced.runs["cached"][0] == unpriced
+    assert costs["per_million_input"] == pytest.approx(4 - 2 * unpriced["hit_rate"]["token"])
+    assert costs["per_session"] > 0 and costs["priced_with"] == "dear"
+    assert "input_cached: 2.0" in (tmp_path / "q" / "cached" / "experiment.resolved.yaml").read_text()
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(OWN).replace("nodes: 1", "nodes: 2"))
     edited = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
     assert edited.returncode == 2 and "give another folder" in edited.stderr, "results of two studies never mix"
