@@ -70,12 +70,18 @@ def grid(file: Path, axes: Sequence[Axis], overrides: Sequence[str] = (), trace:
         raise InputError("--over", f"{count:,} points", f"at most {MOST_POINTS:,} are run")
     heads = [axis.short if [a.short for a in axes].count(axis.short) == 1 else axis.field for axis in axes]
     points: list[Point] = []
+    seen: dict[str, str] = {}
     for number, values in enumerate(itertools.product(*(axis.values for axis in axes))):
         chosen = dict(zip(fields, values, strict=True))
         experiment = load_experiment(file, [*overrides, *(f"{f}={v}" for f, v in chosen.items())], trace)
         name = _safe(",".join(f"{head}={value}" for head, value in zip(heads, values, strict=True)))
         if len(name) > _LONGEST_NAME or any(point.name.lower() == name.lower() for point in points):
             name = f"point-{number + 1:04}"
+        same = seen.setdefault(experiment.model_dump_json(), name)
+        if same != name:
+            raise InputError(
+                "--over", f"{name} is the same experiment as {same}", "give each value once, in one spelling"
+            )
         points.append(Point(name, chosen, experiment))
     return points
 

@@ -46,6 +46,12 @@ def test_every_point_is_checked_before_anything_runs(file: Path) -> None:
         grid(file, [parse_axis("seed=1"), parse_axis("seed=2")])
 
 
+@pytest.mark.parametrize("text", ["seed=1,01", "load.sessions_per_hour_per_node=4,4.0"])
+def test_one_value_in_two_spellings_is_not_run_twice(file: Path, text: str) -> None:
+    with pytest.raises(InputError, match="is the same experiment as"):
+        grid(file, [parse_axis(text)])
+
+
 def test_folder_names_are_safe_and_unique(file: Path) -> None:
     points = grid(file, [parse_axis("model.name=../a,b/a,'c d'")])
     assert len({p.name for p in points}) == 3
