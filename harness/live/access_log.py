@@ -12,6 +12,7 @@ from google.protobuf import json_format
 
 from harness.errors import InputError
 from harness.live.envoy import DESTINATION, SCORES
+from harness.live.response_flags import code_of
 
 _THREADS = 8
 
@@ -56,7 +57,7 @@ def as_line(entry: Any) -> dict[str, Any]:
         metadata = json_format.MessageToDict(common.metadata.filter_metadata["envoy.lb"])
         scores = metadata.get(SCORES)
     upstream = common.upstream_remote_address.socket_address
-    flags = [field.name for field, value in common.response_flags.ListFields() if value is True]
+    flags = [code_of(field.name) for field, value in common.response_flags.ListFields() if value is True]
     return {
         "access": 1,
         "start": common.start_time.ToNanoseconds() / 1e9,

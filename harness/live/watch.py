@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 
+from harness.live.response_flags import meanings
 from harness.live.tier_watch import TierWatch
 from harness.router.base import Endpoint
 
@@ -158,7 +159,7 @@ class Watch:
                     "id": str(entry.get("id") or ""),
                     "path": str(entry.get("path") or ""),
                     "status": status,
-                    "flags": str(entry.get("flags") or "").strip("-"),
+                    "flags": meanings(str(entry.get("flags") or "").strip("-")),
                     "worker": self._names.get(picked, picked),
                     "prefiller": self._names.get(str(entry.get("prefiller") or ""), ""),
                     "scores": {self._names.get(k, k): float(v) for k, v in (scores or {}).items()},

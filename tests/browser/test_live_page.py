@@ -73,7 +73,8 @@ def test_the_page(
     first = live.spec.groups[0][0]
     watch.access(
         {"access": 1, "start": str(time.time()), "id": "r1", "path": "/v1/completions", "status": 200,
-         "picked": f"{first.host}:{first.port}", "scores": {f"{first.host}:{first.port}": 1.5, "10.0.0.1:1": 0.25},
+         "picked": f"{first.host}:{first.port}",
+         "scores": {"10.0.0.1:1": 1.5, f"{first.host}:{first.port}": 1.5, "10.0.0.1:2": 2},
          "first_byte_ms": 12, "duration_ms": 340}
     )  # fmt: skip
     page.visit(url, width, dark=dark)
@@ -83,7 +84,9 @@ def test_the_page(
     page.wait("document.querySelectorAll('#links tbody tr').length > 0")
     assert page.js("return document.querySelector('#tiers tbody td').textContent") == "dram of node 0"
     assert page.js("return document.querySelector('#links tbody td').textContent").startswith("gpu>host")
-    assert "1.50" in page.js("return document.querySelector('.scores .best').textContent")
+    scores = page.js("return [...document.querySelectorAll('.scores span')].map((s) => [s.textContent, s.className])")
+    assert scores[:3] == [["10.0.0.1:2 2.00", ""], [f"{first.name} 1.50", "picked"], ["10.0.0.1:1 1.50", ""]]
+    assert page.js("return document.getElementById('legend').textContent").startswith("Bold: the worker that was taken")
     assert page.js("return document.documentElement.scrollWidth <= window.innerWidth"), (
         "the page is wider than the screen"
     )
@@ -99,6 +102,8 @@ def test_switches_and_hostile_names(page: Page, site: tuple[str, Live, Watch, li
     watch.access({"access": 1, "start": "1", "path": "<img src=x onerror=alert(1)>", "status": 503, "flags": "UF"})
     page.visit(url, 1280)
     assert page.js("return document.querySelectorAll('td img').length") == 0
+    assert "no connection" in page.js("return document.querySelector('#recent abbr').title")
+    assert "UF: no connection" in page.js("return document.getElementById('legend').textContent")
     page.js("document.querySelector('.worker button').click()")
     end = time.monotonic() + 5
     while not flipped and time.monotonic() < end:

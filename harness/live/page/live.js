@@ -52,11 +52,17 @@ function worker(w, most, recent, switches, tiered) {
   return card;
 }
 
+/** The next 1, 2 or 5 times a power of ten. */
+const rounded = (x) => {
+  const ten = 10 ** Math.floor(Math.log10(x));
+  return ten * [1, 2, 5, 10].find((step) => step * ten >= x);
+};
+
 function chart(svg, rows, keys) {
   const width = svg.clientWidth || 300, height = svg.clientHeight || 112, left = 34, bottom = 4, top = 8;
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   svg.replaceChildren();
-  const most = Math.max(1, ...rows.map((r) => Math.max(...keys.map((k) => r[k]))));
+  const most = rounded(Math.max(1, ...rows.map((r) => Math.max(...keys.map((k) => r[k])))));
   const node = (tag, attributes, text) => {
     const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
     for (const [k, v] of Object.entries(attributes)) made.setAttribute(k, v);
@@ -96,19 +102,28 @@ function link(l) {
 }
 
 function decision(r) {
-  const best = Math.max(...Object.values(r.scores), -Infinity);
+  const picked = (name) => name === r.worker || name === r.prefiller;
   const scores = make("div", {className: "scores"});
-  for (const [name, value] of Object.entries(r.scores).sort((a, b) => b[1] - a[1]).slice(0, 8))
-    scores.append(make("span", {className: value === best ? "best" : "", textContent: `${name} ${value.toFixed(2)}`}));
+  const order = ([a, x], [b, y]) => y - x || picked(b) - picked(a);
+  for (const [name, value] of Object.entries(r.scores).sort(order).slice(0, 8))
+    scores.append(make("span", {className: picked(name) ? "picked" : "", textContent: `${name} ${value.toFixed(2)}`}));
   const bad = r.status >= 400 || r.status === 0;
   return make("tr", {},
     make("td", {textContent: new Date(1000 * r.t).toLocaleTimeString()}),
     make("td", {textContent: r.path.replace("/v1/", ""), title: r.id}),
-    make("td", {textContent: r.status + (r.flags ? " " + r.flags : ""), className: bad ? "bad" : ""}),
+    make("td", {className: bad ? "bad" : ""}, String(r.status),
+      ...Object.entries(r.flags).map(([code, text]) => make("abbr", {textContent: code, title: text}))),
     make("td", {textContent: (r.prefiller ? r.prefiller + " → " : "") + (r.worker || "–")}),
     make("td", {className: "wide"}, scores),
     make("td", {className: "num", textContent: ms(r.first_byte_ms)}),
     make("td", {className: "num", textContent: ms(r.duration_ms)}));
+}
+
+function legend(shown) {
+  const flags = Object.assign({}, ...shown.map((r) => r.flags));
+  const words = Object.entries(flags).sort().map(([code, text]) => `${code}: ${text}.`);
+  if (shown.some((r) => Object.keys(r.scores).length)) words.unshift("Bold: the worker that was taken.");
+  $("legend").textContent = words.join(" ");
 }
 
 function draw(s) {
@@ -144,6 +159,7 @@ function draw(s) {
   $("try").textContent = s.curl || "";
   $("recent").hidden = !s.recent.length;
   document.querySelector("#recent tbody").replaceChildren(...s.recent.slice(0, 30).map(decision));
+  legend(s.recent.slice(0, 30));
   $("benches-section").hidden = !s.benches.length;
   $("benches").replaceChildren(...s.benches.map((b) => {
     const item = make("li", {}, `${b.name}: ${number(b.done)} of ${number(b.calls)} calls `,
