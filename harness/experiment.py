@@ -69,6 +69,13 @@ class Load(Strict):
         None,
         description="longest gap between calls, seconds; null keeps the recorded gaps (a cap is shown in the report)",
     )
+    history_s: NonNegative = Field(
+        0.0,
+        description="sessions have been arriving for this long when the run begins (poisson and uniform): of those "
+        "that came before, the calls are sent that the trace has from then on, and no cache holds anything of them; "
+        "a load in its steady state, where a run that begins with nobody has young sessions alone. Measure after a "
+        "warm-up (warmup_s) as long as caches retain",
+    )
     warmup_s: NonNegative = Field(0.0, description="calls that end before this virtual time are not measured, seconds")
     until_s: Positive | None = Field(
         None, description="end the run at this virtual time, seconds; open calls stay in flight; null: run to the end"
@@ -78,6 +85,10 @@ class Load(Strict):
     def _rate(self) -> Load:
         if self.arrivals in ("poisson", "uniform") and self.sessions_per_hour_per_node is None:
             raise ValueError(f"sessions_per_hour_per_node is needed with arrivals: {self.arrivals}")
+        if self.history_s and self.arrivals not in ("poisson", "uniform"):
+            raise ValueError(f"history_s needs arrivals at a rate (poisson or uniform), not {self.arrivals}")
+        if self.history_s and self.gap_cap_s is not None:
+            raise ValueError("history_s goes by recorded times, which do not hold with gap_cap_s; leave one out")
         return self
 
 

@@ -189,6 +189,11 @@ def _judge(
         )
     if experiment.load.gap_cap_s is not None:
         notes.append(f"gaps between calls are capped at {experiment.load.gap_cap_s:g} s")
+    if experiment.load.history_s:
+        notes.append(
+            f"sessions had been arriving for {experiment.load.history_s:g} s when the run began; what they sent before "
+            "was in no cache"
+        )
     if experiment.load.until_s is not None:
         notes.append(f"the run was ended at {experiment.load.until_s:g} s of virtual time")
     if experiment.model.calibration is not None:

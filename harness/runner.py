@@ -26,7 +26,7 @@ from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Experiment
 from harness.folders import writing
 from harness.front_end import FrontEndTimes
-from harness.load.arrivals import session_starts_ns
+from harness.load.arrivals import arriving
 from harness.placement import PoolPlan, plan_pools, price_of, with_nodes
 from harness.progress import Progress, ProgressSink
 from harness.results.runinfo import RunInfo
@@ -74,9 +74,10 @@ def run_experiment(
     clock = VirtualClock()
     tiers, split, ranks = _below(experiment, pools, clock, model)
     router = make_router(experiment, endpoints, model, engine, out / "logs", _gpu_blocks(pools))
-    starts_ns = session_starts_ns(
+    sessions, starts_ns = arriving(
         experiment.load, loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
     )
+    loaded = Loaded(sessions, loaded.path)
     expected = len(loaded.sent(experiment.trace.max_call_tokens))
     title = position + (label or str(router.identity().get("config")))
     progress = make_progress(title, expected) if show_progress else None

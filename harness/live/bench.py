@@ -24,7 +24,7 @@ from harness.experiment import Experiment, resolved_yaml
 from harness.folders import writing
 from harness.live import bench_tiers
 from harness.live.config import LiveConfig
-from harness.load.arrivals import session_starts_ns
+from harness.load.arrivals import arriving
 from harness.load.prompts import Origins
 from harness.load.session import SessionRun
 from harness.placement import plan_pools, with_nodes
@@ -116,7 +116,10 @@ class Bench:
     """One replay. `records` fill up as calls end."""
 
     def __init__(self, experiment: Experiment, loaded: Loaded, url: str, token_ids: bool) -> None:
-        self.experiment, self.loaded, self.url = experiment, loaded, url.rstrip("/")
+        sessions, self._starts_ns = arriving(
+            experiment.load, loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
+        )
+        self.experiment, self.loaded, self.url = experiment, Loaded(sessions, loaded.path), url.rstrip("/")
         try:
             httpx.URL(self.url)
         except httpx.InvalidURL as error:
@@ -151,16 +154,13 @@ class Bench:
     async def run(self, on_progress: Callable[[int, int], None]) -> None:
         """Until every call has ended, or load.until_s."""
         load = self.experiment.load
-        starts = session_starts_ns(
-            load, self.loaded.sessions, self.experiment.cluster.nodes, self.experiment.seed, "experiment"
-        )
         limits = httpx.Limits(max_connections=_MOST_CONNECTIONS, max_keepalive_connections=_MOST_CONNECTIONS)
         timeout = httpx.Timeout(None, connect=10.0)
         async with httpx.AsyncClient(base_url=self.url, limits=limits, timeout=timeout, trust_env=False) as client:
             self._client = client
             await self._check()
             self._clock = WallClock(self.live.speed)
-            for session, start in zip(self.loaded.sessions, starts, strict=True):
+            for session, start in zip(self.loaded.sessions, self._starts_ns, strict=True):
                 self._clock.call_at(start, self._begin, session)
             until = to_ns(load.until_s) if load.until_s is not None else None
             while self._clock.pending or self._tasks:

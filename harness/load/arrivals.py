@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from harness.clock import NS_PER_S, to_ns
 from harness.errors import InputError
 from harness.experiment import Load
+from harness.load.midway import under_way
 from harness.trace.model import Session
 
 
@@ -15,7 +16,8 @@ def session_starts_ns(load: Load, sessions: Sequence[Session], nodes: int, seed:
     """Arrival time of each session in ns, in the given order of sessions.
 
     `poisson`: exponential gaps at rate sessions_per_hour_per_node * nodes, the first session after one gap.
-    `uniform`: equal gaps at that rate. `at_once`: all at 0. `recorded`: as the trace says.
+    `uniform`: equal gaps at that rate. `at_once`: all at 0. `recorded`: as the trace says. With `load.history_s`,
+    arrivals at a rate begin that long before 0.
     """
     if load.arrivals == "at_once":
         return [0] * len(sessions)
@@ -30,14 +32,32 @@ def session_starts_ns(load: Load, sessions: Sequence[Session], nodes: int, seed:
         return [to_ns(s.start_s or 0.0) for s in sessions]
     assert load.sessions_per_hour_per_node is not None
     rate_per_s = load.sessions_per_hour_per_node * nodes / 3600.0
+    before_ns = to_ns(load.history_s)
     if load.arrivals == "uniform":
-        return [round(i * NS_PER_S / rate_per_s) for i in range(len(sessions))]
+        return [round(i * NS_PER_S / rate_per_s) - before_ns for i in range(len(sessions))]
     rng = random.Random(f"arrivals/{seed}")
     starts, t = [], 0.0
     for _ in sessions:
         t += rng.expovariate(rate_per_s)
-        starts.append(to_ns(t))
+        starts.append(to_ns(t) - before_ns)
     return starts
+
+
+def arriving(
+    load: Load, sessions: Sequence[Session], nodes: int, seed: int, where: str
+) -> tuple[list[Session], list[int]]:
+    """Sessions as a run sends them, and when each arrives in ns; with `load.history_s`, some are cut or left out."""
+    starts = session_starts_ns(load, sessions, nodes, seed, where)
+    if not load.history_s:
+        return list(sessions), starts
+    some, starts = under_way(sessions, starts)
+    if not some:
+        raise InputError(
+            where,
+            f"no session is left after load.history_s ({load.history_s:g} s)",
+            "give a longer trace or a shorter history",
+        )
+    return some, starts
 
 
 def in_order(load: Load, sessions: Sequence[Session], seed: int) -> list[Session]:
