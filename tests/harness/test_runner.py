@@ -151,3 +151,16 @@ def test_results_that_cannot_be_written_are_a_failed_component(tmp_path: Path, m
     monkeypatch.setattr("harness.runner.write_run", full)
     with pytest.raises(ComponentError, match="No space left"):
         run_experiment(_experiment(tmp_path), tmp_path / "out", show_progress=False)
+
+
+def test_a_run_may_begin_in_the_middle_of_its_load(tmp_path: Path) -> None:
+    """Sessions arrive at -4 and 6 s: of the first, the call at 5 s is left, a second after the run has begun."""
+    later = TRACE.replace('"session":"a"', '"session":"b"')
+    load = {"arrivals": "uniform", "sessions_per_hour_per_node": 180, "history_s": 4}
+    run = run_experiment(_experiment(tmp_path, TRACE + later, load=load), tmp_path / "out", show_progress=False)
+    calls = run.calls.sort("arrival_ns")
+    assert calls.select("session", "arrival_ns").rows()[:2] == [("a", 1_000_000_000), ("b", 6_000_000_000)]
+    assert calls["input_tokens"].to_list() == [2200, 2000, 2200]
+    assert calls["gpu_tokens"].to_list()[0] == 0, "what it sent before is in no cache"
+    assert run.info.load.sessions == 2 and run.info.load.calls == 3
+    assert any("had been arriving for 4 s" in note for note in run.info.notes)
