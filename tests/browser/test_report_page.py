@@ -203,12 +203,21 @@ def test_narrower_and_wider_again(page: Page, report: Path) -> None:
     page.open(report, 1280)
     size = {"width": 390, "height": 900, "deviceScaleFactor": 1, "mobile": True}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    page.wait("document.querySelector('.plot').dataset.drawn === 'true'")
+    page.wait("document.querySelector('.plot').dataset.width < 390")
     page.wait("document.documentElement.scrollWidth <= 390")
     size |= {"width": 1280, "mobile": False}
     page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    page.wait("document.querySelector('.plot').dataset.drawn === 'false'")
+    page.wait("document.querySelector('.plot').dataset.width > 390")
     assert page.console() == []
+
+
+def test_plots_follow_their_cards_whatever_changes_them(page: Page, report: Path) -> None:
+    page.open(report, 400)
+    page.js("document.body.style.width = '300px'")
+    page.wait(
+        "[...document.querySelectorAll('.plot')].every((p) => p.clientWidth < 300 &&"
+        " p.querySelector('svg.main-svg').clientWidth === p.clientWidth)"
+    )
 
 
 def test_printing_opens_everything_and_puts_the_page_back(page: Page, report: Path) -> None:

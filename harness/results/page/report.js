@@ -4,6 +4,7 @@
   const root = document.documentElement;
   const hidden = new Set();
   const PRINT_WIDTH_PX = 640;
+  const NARROW_PX = 520;
   let printing = false;
 
   // Colours stand in the style sheet alone; figures name them.
@@ -41,7 +42,7 @@
     return height * axes.length;
   }
 
-  function layoutOf(figure, colors, narrow) {
+  function layoutOf(figure, colors, width) {
     const own = figure.layout;
     const axis = {
       gridcolor: colors["@grid"], linecolor: colors["@grid"], zerolinecolor: colors["@grid"], tickcolor: colors["@grid"],
@@ -50,14 +51,13 @@
     const layout = {
       ...own,
       height: figure.height,
-      autosize: !printing,
+      width,
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colors["@ink"] },
       margin: { l: 8, r: 16, t: 12, b: 8, ...own.margin },
-      showlegend: false, hovermode: "closest", bargap: 0.3, dragmode: narrow ? false : "zoom",
+      showlegend: false, hovermode: "closest", bargap: 0.3, dragmode: width < NARROW_PX ? false : "zoom",
       hoverlabel: { bgcolor: colors["@surface"], bordercolor: colors["@grid"], font: { color: colors["@ink"], size: 12 }, namelength: 40 },
     };
-    if (printing) layout.width = PRINT_WIDTH_PX;
     for (const key of Object.keys(layout)) {
       if (!/^[xy]axis\d*$/.test(key)) continue;
       const title = layout[key].title;
@@ -77,15 +77,16 @@
     for (const [key, source] of Object.entries(figures)) {
       const target = document.getElementById("plot-" + key);
       const figure = colored(source, colors);
-      const narrow = !printing && target.clientWidth < 520;
+      const width = printing ? PRINT_WIDTH_PX : target.clientWidth;
+      const narrow = width < NARROW_PX;
       if (narrow) figure.height = stacked(figure);
       target.style.height = figure.height + "px";
       for (const trace of figure.data)
         if (trace.type === "scatter") trace.visible = !hidden.has(trace.meta.run);
-      Plotly.react(target, figure.data, layoutOf(figure, colors, narrow), {
-        responsive: true, displaylogo: false, displayModeBar: false, showTips: false, doubleClick: "reset",
+      Plotly.react(target, figure.data, layoutOf(figure, colors, width), {
+        displaylogo: false, displayModeBar: false, showTips: false, doubleClick: "reset",
       });
-      target.dataset.drawn = String(narrow);
+      target.dataset.width = String(width);
     }
     root.dataset.ready = "1";
   }
@@ -106,14 +107,21 @@
   });
   dark.addEventListener("change", draw);
 
-  let pending = 0;
-  addEventListener("resize", () => {
+  // What changes a plot's width is not always the window. The first change is followed before it is seen, a whole row
+  // of them (a window that is being pulled) when it is over.
+  let pending = 0, last = -Infinity;
+  const plots = [...document.querySelectorAll(".plot")];
+  const follow = () => {
+    if (printing || plots.every((plot) => String(plot.clientWidth) === plot.dataset.width)) return;
+    draw();
+    last = performance.now();
+  };
+  const observer = new ResizeObserver(() => {
     clearTimeout(pending);
-    pending = setTimeout(() => {
-      const first = document.querySelector(".plot");
-      if (first && String(first.clientWidth < 520) !== first.dataset.drawn) draw();
-    }, 150);
+    if (performance.now() - last > 300) follow();
+    else pending = setTimeout(follow, 150);
   });
+  for (const plot of plots) observer.observe(plot);
 
   // On paper: light, everything open, plots as wide as the sheet.
   let before = null;
