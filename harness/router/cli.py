@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from harness.errors import ComponentError
 from harness.router.artifact_cache import cache_root
@@ -43,16 +42,24 @@ def list_releases(as_json: AsJson = False) -> None:
         ]
         typer.echo(json.dumps(document, indent=1))
         return
-    table = Table("release", "at hand", "program", "sha256", "can be had by", title=f"cache: {cache_root()}")
+    typer.echo(f"cache: {cache_root()}")
     for release, binary, problem in rows:
-        table.add_row(
-            release.name,
-            f"[green]{binary.how}" if binary else f"[red]{problem}" if problem else "no",
-            str(binary.path) if binary else "",
-            binary.sha256[:12] if binary else "",
-            "\n".join(ways_of(release)),
-        )
-    Console().print(table)
+        state = typer.style(f"at hand ({binary.how})" if binary else problem or "not at hand", _color(binary, problem))
+        facts = [("program", str(binary.path)), ("sha256", binary.sha256)] if binary else []
+        _print_block(f"{release.name}: {state}", [*facts, *(("can be had by", way) for way in ways_of(release))])
+
+
+def _color(binary: RouterBinary | None, problem: str) -> str | None:
+    return "green" if binary else "red" if problem else None
+
+
+def _print_block(title: str, facts: Iterable[tuple[str, str]]) -> None:
+    """A line each, whatever the width: paths and digests are there to be copied, so nothing is cut."""
+    typer.echo(f"\n{title}")
+    before = ""
+    for name, value in facts:
+        typer.echo(f"  {name if name != before else '':<14} {value}")
+        before = name
 
 
 def ways_of(release: Release) -> list[str]:
@@ -109,8 +116,7 @@ def which(
     if release is not None:
         typer.echo(found[0].path)
         return
-    table = Table("release", "how", "program", "sha256", "unmodified", "note")
     for binary in found:
-        known = {True: "yes", False: "[red]no", None: "not known"}[binary.unmodified]
-        table.add_row(binary.release, binary.how, str(binary.path), binary.sha256[:12], known, binary.note)
-    Console().print(table)
+        known = {True: "yes", False: typer.style("no", "red"), None: "not known"}[binary.unmodified]
+        facts = [("how", binary.how), ("program", str(binary.path)), ("sha256", binary.sha256), ("unmodified", known)]
+        _print_block(binary.release, [*facts, *([("note", binary.note)] if binary.note else [])])

@@ -19,7 +19,7 @@ from .images import elf, make_image, tar_of
 @pytest.fixture(autouse=True)
 def platform(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gobuild, "go_platform", lambda: "linux/amd64")
-    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setenv("COLUMNS", "40")
 
 
 @pytest.fixture
@@ -36,8 +36,9 @@ def test_list(program: Path) -> None:
     assert set(rows) == {"v0.7.1", "v0.10.0"}
     assert rows["v0.10.0"]["binary"]["path"] == str(program) and rows["v0.7.1"]["binary"] is None
     assert any(way.startswith("build: Go module") for way in rows["v0.7.1"]["ways"])
-    table = CliRunner().invoke(app, ["list"])
-    assert table.exit_code == 0 and "v0.7.1" in table.stdout and "HARNESS_ROUTER_V071" in table.stdout
+    shown = CliRunner().invoke(app, ["list"])
+    assert shown.exit_code == 0 and "v0.7.1: not at hand" in shown.stdout and "HARNESS_ROUTER_V071" in shown.stdout
+    assert f" {program}\n" in shown.stdout, "a path is whole, however narrow the terminal"
 
 
 def test_list_shows_a_bad_path_instead_of_failing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +52,7 @@ def test_which(program: Path) -> None:
     assert CliRunner().invoke(app, ["which", "v0.10.0"]).stdout == f"{program}\n"
     assert json.loads(CliRunner().invoke(app, ["which", "v0.10.0", "--json"]).stdout)["how"] == "path"
     assert [row["release"] for row in json.loads(CliRunner().invoke(app, ["which", "--json"]).stdout)] == ["v0.10.0"]
-    assert str(program) in CliRunner().invoke(app, ["which"]).stdout.replace("\n", "")
+    assert f" {program}\n" in CliRunner().invoke(app, ["which"]).stdout
 
 
 def test_which_of_one_that_is_not_there() -> None:
