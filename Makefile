@@ -18,8 +18,11 @@ help:
 env: $(STAMP)
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("error: Python 3.11 or newer is needed; set PYTHON=" if sys.version_info < (3, 11) else 0)'
+	@echo "env: installing into $(VENV): the harness, and what its tests and the live cluster need (pyproject.toml)"
+	@echo "env: once; it takes some minutes, mostly downloads, and says nothing meanwhile"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,live]"
+	@echo "env: done"
 	touch $@
 
 demo: env

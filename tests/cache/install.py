@@ -43,6 +43,7 @@ def install() -> None:
     for program in ("gcc", "readelf"):
         if shutil.which(program) is None:
             raise SystemExit(f"{program} is needed (Debian: apt-get install gcc binutils), or install '.[lmcache]'")
+    print(f"LMCache {VERSION} with torch {TORCH}: 1.8 GB, some minutes, once", flush=True)
     pip("--no-deps", f"torch=={TORCH}", f"lmcache=={VERSION}")
     pip("-r", str(REQUIREMENTS))
     packages = Path(sysconfig.get_path("platlib"))
