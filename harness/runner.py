@@ -30,7 +30,7 @@ from harness.load.arrivals import arriving
 from harness.placement import PoolPlan, plan_pools, price_of, with_nodes
 from harness.progress import Progress, ProgressSink
 from harness.results.runinfo import RunInfo
-from harness.results.store import COMPARISON, REPORT, Run, write_comparison, write_run
+from harness.results.store import COMPARISON, REPORT, SUMMARY, Run, load_run, write_comparison, write_run
 from harness.results.tier_data import TierData
 from harness.router.select import make_router
 from harness.run_facts import run_info
@@ -288,7 +288,7 @@ def compare(arms: Sequence[Arm], out: Path, *, command: str = "") -> list[Run]:
     """Run the same load under each arm, one after the other, and write the comparison's page.
 
     All arms are checked before the first one runs; InputError names the arm. An interruption or a failing component
-    keeps the runs that have ended, with their page, and then raises.
+    keeps the runs that have ended and what there is of the one under way, with their page, and then raises.
     """
     for arm in arms:
         if arm.name in (REPORT, COMPARISON, "logs"):
@@ -316,9 +316,16 @@ def compare(arms: Sequence[Arm], out: Path, *, command: str = "") -> list[Run]:
                 )
             )
     except (Exception, KeyboardInterrupt) as error:
-        if runs:
-            done = ", ".join(run.info.title for run in runs)
-            error.args = (f"{error}\nthe comparison so far ({done}): {write_comparison(out, runs)}",)
+        with undisturbed():
+            begun = arms[len(runs)].name
+            missing = [arm.name for arm in arms[len(runs) + 1 :]]
+            if (out / begun / SUMMARY).exists():
+                runs.append(load_run(out / begun))
+            else:
+                missing.insert(0, begun)
+            if runs:
+                done = ", ".join(run.info.title for run in runs)
+                error.args = (f"{error}\nthe comparison so far ({done}): {write_comparison(out, runs, missing)}",)
         raise
     write_comparison(out, runs)
     return runs

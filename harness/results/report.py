@@ -161,10 +161,12 @@ def _plots(runs: Sequence[Run], made: dict[str, Any], swatches: Sequence[Markup]
     return tag("section", shown if len(runs) > 1 else None, parts, id="plots")
 
 
-def render_html(runs: Sequence[Run]) -> str:
-    """The whole page."""
+def render_html(runs: Sequence[Run], missing: Sequence[str] = ()) -> str:
+    """The whole page. `missing`: arms that did not come to run, so that the page is partial."""
     comparison = compare([run.summary for run in runs])
     head = headline(comparison, [run.summary for run in runs])
+    if missing:
+        head.sentences.insert(0, f"Partial: the comparison ended before {', '.join(missing)} could run.")
     made = figures(runs)
     if shows_tiers(runs):
         made |= figures(runs, TIER_PLOTS)

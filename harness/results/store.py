@@ -35,11 +35,12 @@ class _Entry(msgspec.Struct):
     digest: str
 
 
-class _Listing(msgspec.Struct):
-    """comparison.json: the runs in the order of the table."""
+class _Listing(msgspec.Struct, omit_defaults=True):
+    """comparison.json: the runs in the order of the table, and the arms that did not come to run."""
 
     schema: int
     runs: list[_Entry]
+    missing: list[str] = []
 
 
 @dataclass(slots=True)
@@ -98,15 +99,15 @@ def load_run(dir: Path) -> Run:
     return Run(dir, calls, info, summary, timeline, tiers)
 
 
-def write_comparison(dir: Path, runs: Sequence[Run]) -> Path:
+def write_comparison(dir: Path, runs: Sequence[Run], missing: Sequence[str] = ()) -> Path:
     """Write report.html and comparison.json (the runs' folders in order) of several runs; returns the
-    report's path.
+    report's path. `missing` names arms that did not come to run.
     """
     dir.mkdir(parents=True, exist_ok=True)
     entries = [_Entry(run.info.title, _relative(run.dir, dir), run.summary["digest"]) for run in runs]
-    document = msgspec.json.format(msgspec.json.encode(_Listing(1, entries)), indent=2)
+    document = msgspec.json.format(msgspec.json.encode(_Listing(1, entries, list(missing))), indent=2)
     (dir / COMPARISON).write_bytes(document + b"\n")
-    render(runs, dir / REPORT)
+    render(runs, dir / REPORT, missing)
     return dir / REPORT
 
 
@@ -119,7 +120,7 @@ def find_runs(dirs: Sequence[Path]) -> list[Path]:
         if (dir / INFO).exists():
             some = [dir]
         elif (dir / COMPARISON).exists():
-            some = [dir / entry.dir for entry in _listed(dir / COMPARISON)]
+            some = [dir / entry.dir for entry in _listed(dir / COMPARISON).runs]
         else:
             some = sorted(path.parent for path in dir.glob(f"*/{INFO}"))
         if not some:
@@ -133,9 +134,11 @@ def report(dirs: Sequence[Path], out: Path | None = None) -> Path:
     given.
     """
     runs = [load_run(path) for path in find_runs(dirs)]
+    lists = [_listed(path) for dir in dirs if (path := dir / COMPARISON).exists()]
+    missing = [name for found in lists for name in found.missing]
     target = out or dirs[0] / REPORT
     try:
-        render(runs, target)
+        render(runs, target, missing)
     except OSError as error:
         raise InputError(
             f"--out {target}", f"cannot be written ({error.strerror or error})", "give another file"
@@ -143,11 +146,11 @@ def report(dirs: Sequence[Path], out: Path | None = None) -> Path:
     return target
 
 
-def render(runs: Sequence[Run], path: Path) -> None:
-    """Write the HTML report of the runs."""
+def render(runs: Sequence[Run], path: Path, missing: Sequence[str] = ()) -> None:
+    """Write the HTML report of the runs; `missing` as in `write_comparison`."""
     from harness.results.report import render_html  # plotly is only read where a page is made
 
-    path.write_text(render_html(distinct(runs)), encoding="utf-8")
+    path.write_text(render_html(distinct(runs), missing), encoding="utf-8")
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:
@@ -174,9 +177,9 @@ def distinct(runs: Sequence[Run]) -> list[Run]:
     ]
 
 
-def _listed(path: Path) -> list[_Entry]:
+def _listed(path: Path) -> _Listing:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_Listing).runs
+        return msgspec.json.decode(path.read_bytes(), type=_Listing)
     except msgspec.MsgspecError as error:
         raise InputError(str(path), f"not a list of runs ({error})", "name the runs' folders instead") from None
 

@@ -14,7 +14,9 @@ from harness.arms import router_arms, router_choices
 from harness.errors import ComponentError, InputError
 from harness.experiment import Engine, Experiment
 from harness.placement import engine_config, place_endpoints
-from harness.runner import compare, run_experiment
+from harness.results.store import report
+from harness.runner import Interrupted, compare, run_experiment
+from harness.simulation import Simulation
 
 TRACE = """\
 {"v":1,"session":"a","block":64,"scope":"local"}
@@ -142,6 +144,35 @@ def test_whatever_ends_a_run_its_calls_are_kept(tmp_path: Path, monkeypatch: pyt
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert summary["outcome"]["completed"] == 2
     assert "boom" in summary["validity"]["reasons"][0]
+
+
+@pytest.mark.parametrize(
+    ("ended", "shown", "missing"),
+    [(0, ["round_robin"], "random, least_loaded"), (1, ["round_robin", "random"], "least_loaded")],
+)
+def test_an_interrupted_comparison_has_its_page_which_says_that_it_is_partial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ended: int, shown: list[str], missing: str
+) -> None:
+    settled = Simulation.settle
+    left = [ended]
+
+    def interrupted(self: Simulation) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        settled(self)
+
+    monkeypatch.setattr(Simulation, "settle", interrupted)
+    arms = router_arms(_experiment(tmp_path), ["round_robin", "random", "least_loaded"])
+    with pytest.raises(Interrupted, match=r"the comparison so far \(.*report.html"):
+        compare(arms, tmp_path / "out")
+    listing = json.loads((tmp_path / "out/comparison.json").read_text())
+    assert [run["label"] for run in listing["runs"]] == shown
+    again = report([tmp_path / "out"], tmp_path / "again.html")
+    for page in (tmp_path / "out/report.html", again):
+        text = page.read_text()
+        assert f"Partial: the comparison ended before {missing} could run." in text
+        assert "the run was interrupted" in text
 
 
 def test_results_that_cannot_be_written_are_a_failed_component(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
