@@ -19,7 +19,7 @@ from harness import experiment as experiments
 from harness.doctor import doctor
 from harness.engine_cli import app as engine_app
 from harness.errors import HarnessError, InputError
-from harness.folders import fresh_folder
+from harness.folders import results_folder
 from harness.live.cli import bench, live, page
 from harness.results import store
 from harness.results.exports import FORMATS
@@ -68,8 +68,8 @@ def run(
 ) -> None:
     """Run one experiment."""
     experiment = experiments.load_experiment(file, overrides, trace)
-    folder = fresh_folder(out or Path(experiment.output.dir) / experiment.name)
-    result = runner.run_experiment(experiment, folder, command=_command())
+    with results_folder(out or Path(experiment.output.dir) / experiment.name) as folder:
+        result = runner.run_experiment(experiment, folder, command=_command())
     _show([result], as_json, folder / store.REPORT if experiment.output.report else folder)
 
 
@@ -107,8 +107,8 @@ def compare(
     chosen = [] if router_config else arms.arms_of(base, arm)
     if not chosen:
         chosen = arms.router_arms(base, arms.router_choices(base, router_config))
-    folder = fresh_folder(out or Path(base.output.dir) / base.name)
-    results = runner.compare(chosen, folder, command=_command())
+    with results_folder(out or Path(base.output.dir) / base.name) as folder:
+        results = runner.compare(chosen, folder, command=_command())
     _show(results, as_json, folder / store.REPORT)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,22 @@ def writing(place: Path) -> Iterator[None]:
         raise ComponentError(
             "results", f"{file} could not be written ({why})", "free space there or give --out"
         ) from None
+
+
+@contextmanager
+def results_folder(wanted: Path) -> Iterator[Path]:
+    """`fresh_folder` for a command; what ends it before it has written a file leaves no empty folders behind."""
+    existed = wanted.exists()
+    folder = fresh_folder(wanted)
+    try:
+        yield folder
+    except BaseException:
+        if not any(path.is_file() for path in folder.rglob("*")):
+            for path in folder.iterdir():
+                shutil.rmtree(path)
+            if folder != wanted or not existed:
+                folder.rmdir()
+        raise
 
 
 def fresh_folder(wanted: Path) -> Path:

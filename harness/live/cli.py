@@ -30,12 +30,12 @@ def live(
 ) -> None:
     """The cluster on the wall clock: worker servers, the real router, Envoy, and a page, until Ctrl-C."""
     check_extra()
-    from harness.folders import fresh_folder
+    from harness.folders import results_folder
     from harness.live.run import run_live
 
     experiment = experiments.load_experiment(file, overrides)
-    folder = fresh_folder(out or Path(experiment.output.dir) / experiment.name)
-    run_live(experiment, folder)
+    with results_folder(out or Path(experiment.output.dir) / experiment.name) as folder:
+        run_live(experiment, folder)
 
 
 def page(
@@ -69,13 +69,13 @@ def bench(
 ) -> None:
     """Replay the experiment's trace through a running gateway, as a client."""
     check_extra()
-    from harness.folders import fresh_folder
+    from harness.folders import results_folder
     from harness.live.bench import run_bench
     from harness.results.store import REPORT
     from harness.results.table import print_table
 
     experiment = experiments.load_experiment(file, overrides, trace)
-    folder = fresh_folder(out or Path(experiment.output.dir) / f"{experiment.name}-bench")
-    run = run_bench(experiment, url, folder, token_ids=token_ids)
+    with results_folder(out or Path(experiment.output.dir) / f"{experiment.name}-bench") as folder:
+        run = run_bench(experiment, url, folder, token_ids=token_ids)
     print_table([run.summary])
     print(f"\nreport: {folder / REPORT}")

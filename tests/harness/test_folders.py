@@ -8,7 +8,7 @@ import pytest
 
 from harness.cli import main
 from harness.errors import ComponentError, InputError
-from harness.folders import fresh_folder, writing
+from harness.folders import fresh_folder, results_folder, writing
 from harness.sweep.pool import claim
 
 
@@ -43,6 +43,24 @@ def test_the_working_folder_is_used_while_it_is_empty(tmp_path: Path, monkeypatc
     (here / "in").mkdir()
     monkeypatch.chdir(here / "in")
     assert fresh_folder(Path("..")) == tmp_path / "here-3"
+
+
+def test_a_command_that_fails_before_it_writes_leaves_no_folder(tmp_path: Path) -> None:
+    def fail(wanted: Path, name: str | None = None) -> None:
+        with pytest.raises(InputError), results_folder(wanted) as folder:
+            if name:
+                (folder / "logs" / name).write_text("")
+            raise InputError("x", "is wrong", "correct it")
+
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    fail(mine)
+    fail(tmp_path / "new")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"], "a folder that was there before stays"
+    fail(mine, "router.log")
+    assert (mine / "logs/router.log").exists()
+    fail(mine)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_the_root_has_no_second() -> None:
