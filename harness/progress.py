@@ -28,6 +28,11 @@ def clock(seconds: float) -> str:
     return f"{minutes}:{rest:02}" if minutes else f"{rest} s"
 
 
+def _rate(value: float) -> str:
+    """A rate of live runs may be below one."""
+    return f"{value:,.0f}" if value >= 10 or not value else f"{value:.2g}"
+
+
 class ProgressSink(Protocol):
     """What a run tells of how far it is."""
 
@@ -92,7 +97,7 @@ class Progress:
         parts = [
             f"{self.label}: {self._done:,}/{self.total:,} calls ({share})",
             *([f"virtual {clock(self._virtual_ns / 1e9)}"] if self._virtual_ns else []),
-            f"{pace:,.0f} calls/s",
+            f"{_rate(pace)} calls/s",
             f"wall {clock(wall)}",
         ]
         if pace > 0 and self._done < self.total:
@@ -108,7 +113,7 @@ class Progress:
             self._live.stop()
             self._live = None
         self._say(
-            f"{self.label}: {self._done:,} calls in {clock(wall)} ({self._done / wall:,.0f} calls/s)"
+            f"{self.label}: {self._done:,} calls in {clock(wall)} ({_rate(self._done / wall)} calls/s)"
             f"{f', virtual {clock(self._virtual_ns / 1e9)}' if self._virtual_ns else ''}{'; ' + note if note else ''}"
         )
         self._closed = True

@@ -55,6 +55,14 @@ def test_time_left_follows_the_pace_of_the_last_minute() -> None:
     assert "1 calls/s" in progress.line()
 
 
+def test_a_rate_below_one_is_not_called_none() -> None:
+    now = _Clock()
+    progress = Progress("x", 40, stream=io.StringIO(), now=now)
+    now.now_s += 20
+    progress.update(9, 0)
+    assert "0.45 calls/s" in progress.line()
+
+
 def test_without_a_total_there_is_no_share_and_no_time_left() -> None:
     now, out = _Clock(), io.StringIO()
     progress = Progress("x", 0, stream=out, now=now)
