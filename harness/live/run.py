@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import shlex
 import signal
 import socket
@@ -60,7 +61,13 @@ def make_watch(stack: Stack) -> Watch:
         "curl": curl(stack),
     }
     metrics = stack.addresses.router_metrics or None
-    return Watch(stack.endpoints, facts=facts, router_metrics=metrics, results=stack.folder)
+    return Watch(
+        stack.endpoints,
+        facts=facts,
+        router_metrics=metrics,
+        results=stack.folder.parent,
+        benches=f"{glob.escape(stack.experiment.name)}-bench*",
+    )
 
 
 def curl(stack: Stack) -> str:
@@ -102,7 +109,7 @@ async def _serve(stack: Stack, watch: Watch, page_socket: socket.socket, stop: t
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, ended.set)
-    app = make_page(watch, stack.folder, make_switch(stack))
+    app = make_page(watch, stack.folder.parent, make_switch(stack))
     config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     server = _Server(config)
     tasks = [asyncio.create_task(watch.run()), asyncio.create_task(server.serve(sockets=[page_socket]))]

@@ -127,12 +127,14 @@ class Watch:
         facts: dict[str, Any],
         router_metrics: str | None,
         results: Path | None = None,
+        benches: str = "*",
     ) -> None:
+        """`benches`: which folders in `results` are of replays through this gateway, as a glob."""
         self._workers = [Watched(endpoint) for endpoint in endpoints]
         self._names = {f"{e.address}:{e.port}": e.name for e in endpoints}
         self._facts = facts
         self._router_url = router_metrics
-        self._results = results
+        self._results, self._bench_folders = results, benches
         self._router: dict[str, float | None] = {}
         self._history: deque[dict[str, float]] = deque(maxlen=HISTORY)
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
@@ -242,7 +244,8 @@ class Watch:
         """Replays through the gateway: how far they are, and their reports."""
         found = []
         if self._results is not None and self._results.is_dir():
-            for path in sorted(self._results.glob("*/progress.json"))[-5:]:
+            paths = self._results.glob(f"{self._bench_folders}/progress.json")
+            for path in sorted(paths, key=lambda path: path.parent.stat().st_ctime)[-5:]:
                 with suppress(OSError, ValueError):
                     progress = json.loads(path.read_text(encoding="utf-8"))
                     progress["name"] = path.parent.name
