@@ -59,9 +59,12 @@ def images() -> None:
     if programs.get("sidecar"):
         name = "ghcr.io/llm-d/llm-d-router-disagg-sidecar:v0.10.0"
         stand_in.program(Path(programs["sidecar"]), name, "/app/pd-sidecar")
-
     if programs.get("lmcache"):
-        stand_in.lmcache(Path(programs["lmcache"]), "docker.io/lmcache/standalone:v0.5.6")
+        mounts = stand_in.lmcache(Path(programs["lmcache"]), "docker.io/lmcache/standalone:v0.5.6")
+        volumes = [f"{here}:{there}:ro" for here, there in mounts.items()]
+        beside = WORK / "lmcache-packages.json"
+        beside.write_text(json.dumps({"services": {"lmcache": {"volumes": volumes}}}))
+        os.environ["COMPOSE_FILE"] = f"docker-compose.yml:{beside}"
 
 
 CORE = ["worker-0", "worker-1", "worker-2", "worker-3", "router", "envoy", "page", "prometheus"]
@@ -158,7 +161,7 @@ def lmcache() -> None:
             if line.startswith("vllm:external_prefix_cache_hits_total"):
                 hits += float(line.rsplit(" ", 1)[1])
     SEEN["lmcache_hits"] = hits
-    until(lambda: len(json.loads(get("http://127.0.0.1:8093/state"))["tiers"]) == 2)
+    until(lambda: any(tier["hit_rate"] for tier in json.loads(get("http://127.0.0.1:8093/state"))["tiers"]))
     state = json.loads(get("http://127.0.0.1:8093/state"))
     SEEN["lmcache_tiers"], SEEN["lmcache_page_up"] = state["tiers"], [w["up"] for w in state["workers"]]
 
@@ -204,14 +207,16 @@ def main() -> None:
         SEEN["images_s"] = round(time.monotonic() - began, 1)
         try:
             for step in (core, faults, bench, disaggregated, lmcache, kubernetes):
-                step()
+                if step.__name__ in PLAN.get("steps", step.__name__):
+                    began = time.monotonic()
+                    step()
+                    SEEN.setdefault("took_s", {})[step.__name__] = round(time.monotonic() - began, 1)
         except (SystemExit, Exception) as error:
             SEEN["failure"] = f"{type(error).__name__}: {error}"
-            SEEN["logs"] = {
-                s: compose("logs", "--tail", "30", s, check=False)[-2500:]
-                for s in ("router", "envoy", "page", "worker-0")
-            }
-        compose("--profile", "*", "down", "-v", "-t", "2")
+            SEEN["states"] = compose("--profile", "*", "ps", "-a", check=False)
+            services = compose("--profile", "*", "ps", "-a", "--services", check=False).split()
+            SEEN["logs"] = {s: compose("logs", "--tail", "30", s, check=False)[-2500:] for s in services}
+        SEEN["down"] = compose("--profile", "*", "down", "-v", check=False)[-2500:]
         SEEN["left"] = run("docker", "ps", "-aq").split() + run("docker", "volume", "ls", "-q").split()
     finally:
         daemon.terminate()

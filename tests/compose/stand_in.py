@@ -41,9 +41,9 @@ def _skeleton(root: Path) -> None:
 def _libraries(root: Path, programs: Sequence[Path]) -> None:
     """The shared libraries that programs name, and the loader."""
     wanted = {f"/lib/x86_64-linux-gnu/{name}" for name in LIBRARIES}
-    for program in programs:
-        text = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
-        for line in text.splitlines():
+    text = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=False).stdout
+    for line in text.splitlines():
+        if line.startswith("\t"):  # the others name the programs
             wanted.update(word for word in line.split() if word.startswith("/"))
     for name in wanted:
         source = Path(name)
@@ -100,22 +100,9 @@ def program(path: Path, name: str, entry: str) -> None:
         _import(root, name, [f'ENTRYPOINT ["{entry}"]', "USER 65532", "WORKDIR /"])
 
 
-_NOT_LMCACHES = [
-    "ray",
-    "*polars*",
-    "kubernetes_validate",
-    "plotly",
-    "*mypy*",
-    "selenium",
-    "openai",
-    "__pycache__",
-    "*.pth",
-]
-"""What an environment for tests holds beside LMCache and what it imports."""
-
-
-def lmcache(python: Path, name: str) -> None:
-    """LMCache's image: the environment of a Python that has it, at the place of the official image's."""
+def lmcache(python: Path, name: str) -> dict[str, str]:
+    """LMCache's image for a Python that has it, at the place of the official image's, without its packages: those are
+    gigabytes, so that they are mounted instead of copied. Returns the mount, folder here to folder there."""
     question = "import json, sys, sysconfig; print(json.dumps([sys.base_prefix, sysconfig.get_paths()['purelib']]))"
     answer = subprocess.run([python, "-c", question], capture_output=True, text=True, check=True).stdout
     prefix, packages = (Path(path) for path in json.loads(answer))
@@ -124,11 +111,10 @@ def lmcache(python: Path, name: str) -> None:
         root = Path(folder)
         _skeleton(root)
         home = root / "opt/venv"
-        # with its compiled files: the image's user could not keep any, and the server takes minutes to start without
+        # with its compiled files: the image's user could not keep any
         ignore = shutil.ignore_patterns("test", "*.a", "site-packages")
         shutil.copytree(prefix, home, dirs_exist_ok=True, ignore=ignore, symlinks=True)
-        target = home / "lib" / version / "site-packages"
-        shutil.copytree(packages, target, ignore=shutil.ignore_patterns(*_NOT_LMCACHES), symlinks=True)
+        (home / "lib" / version / "site-packages").mkdir(exist_ok=True)
         for tool in TOOLS:
             shutil.copy(os.path.realpath(tool), root / "usr/bin" / Path(tool).name)
         modules = list((prefix / "lib" / version / "lib-dynload").glob("*.so"))
@@ -140,3 +126,4 @@ def lmcache(python: Path, name: str) -> None:
             (home / "bin" / link).unlink(missing_ok=True)
             (home / "bin" / link).symlink_to(version)
         _import(root, name, ["ENV PATH=/opt/venv/bin:/usr/bin:/bin LD_LIBRARY_PATH=/opt/venv/lib", "USER 65532"])
+    return {str(packages): f"/opt/venv/lib/{version}/site-packages"}
