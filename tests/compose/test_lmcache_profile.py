@@ -37,7 +37,7 @@ def test_prompts_come_back_from_lmcaches_server(
         "repo": str(ROOT),
         "services": SERVICES,
         "variables": {"CACHED_GPU_BLOCKS": "260", "HOME": str(tmp_path)},
-        "patience_s": 150,
+        "patience_s": 300,  # far above what it takes: a busy machine is not a fault
         "programs": {
             "docker.io/lmcache/": [str(program)],
             "llm-cluster/sim": [sys.executable, "-m"],
