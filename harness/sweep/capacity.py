@@ -174,7 +174,14 @@ class CapacitySource:
         starts = session_starts_ns(
             experiment.load, self._loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
         )
-        return max(starts) / 1e9
+        if (span_s := max(starts) / 1e9) <= 0:
+            rate = experiment.load.sessions_per_hour_per_node
+            raise InputError(
+                f"load.history_s: {experiment.load.history_s:g}",
+                f"at {rate:g} sessions per hour and node the trace's last session arrives before the run begins",
+                "give a longer trace or a shorter history",
+            )
+        return span_s
 
     def _judge(self, arm: str, seed: int, point: Point, folder: Path) -> Probe:
         run = load_run(folder)
