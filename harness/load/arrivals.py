@@ -46,18 +46,20 @@ def session_starts_ns(load: Load, sessions: Sequence[Session], nodes: int, seed:
 def arriving(
     load: Load, sessions: Sequence[Session], nodes: int, seed: int, where: str
 ) -> tuple[list[Session], list[int]]:
-    """Sessions as a run sends them, and when each arrives in ns; with `load.history_s`, some are cut or left out."""
+    """Sessions as a run sends them, and when each arrives in ns; with `load.history_s`, some are cut or left out.
+
+    InputError where all arrive before the run begins: what is left of them is no load in its steady state.
+    """
     starts = session_starts_ns(load, sessions, nodes, seed, where)
     if not load.history_s:
         return list(sessions), starts
-    some, starts = under_way(sessions, starts)
-    if not some:
+    if max(starts, default=0) <= 0:
         raise InputError(
-            where,
-            f"no session is left after load.history_s ({load.history_s:g} s)",
+            f"load.history_s: {load.history_s:g}",
+            f"none of the {len(sessions):,} sessions arrives after the run has begun, so the load only falls",
             "give a longer trace or a shorter history",
         )
-    return some, starts
+    return under_way(sessions, starts)
 
 
 def in_order(load: Load, sessions: Sequence[Session], seed: int) -> list[Session]:

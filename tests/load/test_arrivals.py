@@ -82,10 +82,11 @@ def test_with_a_history_calls_come_at_the_rate_of_whole_sessions() -> None:
     assert {sum(60 * n <= t < 60 * n + 60 for t in at_s) for n in range(60)} == {100}
 
 
-def test_a_history_that_leaves_nothing_is_named() -> None:
+@pytest.mark.parametrize("sessions", [[], [_session("over", 0, 5)], [_session("long", 0, 1e6)]])
+def test_a_history_beyond_the_last_arrival_is_named(sessions: list[Session]) -> None:
     load = Load(arrivals="uniform", sessions_per_hour_per_node=60, history_s=7200)
-    with pytest.raises(InputError, match=r"load\.history_s"):
-        arriving(load, [_session("a", 0, 5)], 1, 1, "x")
+    with pytest.raises(InputError, match=r"^load\.history_s: 7200: none of the . sessions arrives"):
+        arriving(load, sessions, 1, 1, "x")
 
 
 @pytest.mark.parametrize("more", [{"arrivals": "at_once"}, {"gap_cap_s": 10}])
