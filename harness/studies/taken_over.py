@@ -41,12 +41,17 @@ def take_over(points: Sequence[Point], out: Path) -> dict[str, Path]:
             del missing[name]
             found[name] = run
     wanted_of = {point.name: point.experiment for point in points}
-    for name, run in found.items():
+    for name, run in list(found.items()):
         partial = out / f"{_PARTIAL}{name}"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(run, partial)
         if load_experiment(partial / POINT).prices != wanted_of[name].prices:
-            _price(partial, wanted_of[name])
+            try:
+                _price(partial, wanted_of[name])
+            except InputError:  # its records cannot be read: it is run instead
+                shutil.rmtree(partial)
+                del found[name]
+                continue
         partial.rename(out / name)
     return found
 

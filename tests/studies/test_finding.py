@@ -215,6 +215,12 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     assert costs["per_million_input"] == pytest.approx(4 - 2 * unpriced["hit_rate"]["token"])
     assert costs["per_session"] > 0 and costs["priced_with"] == "dear"
     assert "input_cached: 2.0" in (tmp_path / "q" / "cached" / "experiment.resolved.yaml").read_text()
+    for study in ("o", "p", "q"):
+        (tmp_path / study / "cached" / "calls.parquet").write_bytes(b"PAR1")
+    dearer = dear | {"arms": [{"name": "cached", "set": {"prices": prices | {"output": 2.0}}}, SMALLER]}
+    (tmp_path / "dearer.yaml").write_text(yaml.safe_dump(dearer | {"checks": [], "figures": []}))
+    run = run_finding(load_finding(str(tmp_path / "dearer.yaml")), "small", tmp_path / "r", show_progress=False)
+    assert run.runs["cached"][0]["digest"] == digests["cached"], "records that cannot be read are made again"
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(OWN).replace("nodes: 1", "nodes: 2"))
     edited = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
     assert edited.returncode == 2 and "give another folder" in edited.stderr, "results of two studies never mix"
