@@ -85,7 +85,7 @@ def run_info(
         front_end=experiment.front_end.facts(),
         workers=_workers(simulation, pools),
         kv_transfer=_kv_transfer(simulation),
-        prices=Prices(**experiment.prices.model_dump()) if experiment.prices else None,
+        prices=prices_of(experiment),
         decisions=stats.get("decisions"),
         events=simulation.counts.clock_events + simulation.counts.engine_events,
         steps=simulation.counts.steps,
@@ -93,6 +93,11 @@ def run_info(
         notes=notes,
         versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
     )
+
+
+def prices_of(experiment: Experiment) -> Prices | None:
+    """What the experiment's tokens cost, as results keep it."""
+    return Prices(**experiment.prices.model_dump()) if experiment.prices else None
 
 
 def _pool_facts(experiment: Experiment, pools: list[PoolPlan]) -> dict[str, str]:

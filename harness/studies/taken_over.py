@@ -11,8 +11,8 @@ from typing import Any
 from harness.errors import InputError
 from harness.experiment import Experiment, load_experiment, resolved_yaml
 from harness.results.records import to_records
-from harness.results.runinfo import Prices
 from harness.results.store import load_run, write_run
+from harness.run_facts import prices_of
 from harness.sweep.points import Point
 from harness.sweep.pool import finished
 from harness.sweep.worker import POINT
@@ -28,24 +28,28 @@ def take_over(points: Sequence[Point], out: Path) -> dict[str, Path]:
     depends on what a token costs, so that a copy is priced anew from its records.
     """
     missing = {point.name: _what(point.experiment) for point in points if not (out / point.name).exists()}
+    wanted_of = {point.name: point.experiment for point in points}
     found: dict[str, Path] = {}
+    repriced: set[str] = set()
     for file in sorted(out.resolve().parent.glob(f"*/*/{POINT}")):
         run = file.parent
         if not missing or run.parent == out.resolve() or run.name.startswith(_PARTIAL) or not finished(run):
             continue
         try:
-            there = _what(load_experiment(file))
+            made = load_experiment(file)
         except InputError:
             continue
+        there = _what(made)
         for name in [name for name, wanted in missing.items() if wanted == there]:
             del missing[name]
             found[name] = run
-    wanted_of = {point.name: point.experiment for point in points}
+            if made.prices != wanted_of[name].prices:
+                repriced.add(name)
     for name, run in list(found.items()):
         partial = out / f"{_PARTIAL}{name}"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(run, partial)
-        if load_experiment(partial / POINT).prices != wanted_of[name].prices:
+        if name in repriced:
             try:
                 _price(partial, wanted_of[name])
             except InputError:  # its records cannot be read: it is run instead
@@ -66,9 +70,10 @@ def _what(experiment: Experiment) -> dict[str, Any]:
 def _price(run: Path, experiment: Experiment) -> None:
     """Write a run's folder again as a run of the experiment, from which it differs in prices alone."""
     made = load_run(run)
-    prices = Prices(**experiment.prices.model_dump()) if experiment.prices else None
     document, text = experiment.model_dump(mode="json"), resolved_yaml(experiment)
-    info = replace(made.info, experiment=document, experiment_yaml=text, name=experiment.name, prices=prices)
+    info = replace(
+        made.info, experiment=document, experiment_yaml=text, name=experiment.name, prices=prices_of(experiment)
+    )
     (run / POINT).write_text(text, encoding="utf-8")
     wanted = experiment.output.report
     write_run(run, to_records(made.calls), info, made.timeline, report=wanted, tiers=made.tiers)
