@@ -33,6 +33,13 @@ def _rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 or not value else f"{value:.2g}"
 
 
+def share_done(calls: int, total: int, virtual_ns: int, until_s: float | None) -> float:
+    """A run ends with its last call or at its end in virtual time: the nearer of the two."""
+    by_calls = calls / total if total else 0.0
+    by_time = virtual_ns / 1e9 / until_s if until_s else 0.0
+    return min(1.0, max(by_calls, by_time))
+
+
 class ProgressSink(Protocol):
     """What a run tells of how far it is."""
 
@@ -50,39 +57,43 @@ class Progress:
     """Feed it `update` as often as convenient (it is cheap and prints at its own pace) and close it at the
     end.
 
-    `total` calls are expected; `label` tells the runs of a comparison apart. `now` is the wall clock in
-    seconds.
+    At most `total` calls are expected (0: not known), and nothing after `until_s` of virtual time, whichever is
+    reached first; `label` tells the runs of a comparison apart. `now` is the wall clock in seconds.
     """
 
     def __init__(
         self,
         label: str,
         total: int,
+        until_s: float | None = None,
+        *,
         stream: TextIO | None = None,
         plain_every_s: float = 10.0,
         live_every_s: float = 0.2,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.label, self.total = label, total
+        self.label, self.total, self._until_s = label, total, until_s
         self._stream = stream or sys.stderr
         self._now = now
         self._start_s = self._printed_s = now()
-        self._done, self._virtual_ns, self._closed = 0, 0, False
-        self._recent: list[tuple[float, int]] = [(self._start_s, 0)]
+        self._done, self._virtual_ns, self._share, self._closed = 0, 0, 0.0, False
+        self._recent: list[tuple[float, int, float]] = [(self._start_s, 0, 0.0)]
         console = Console(file=self._stream)
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._every_s = live_every_s if self._live else plain_every_s
         if self._live:
             self._live.start()
 
-    def update(self, done: int, virtual_ns: int) -> None:
-        """`done` calls have ended, the virtual clock stands at `virtual_ns`."""
+    def update(self, done: int, virtual_ns: int, share: float | None = None) -> None:
+        """`done` calls have ended, the virtual clock stands at `virtual_ns`; `share` of the work, where it is known
+        otherwise than by calls and virtual time."""
         self._done, self._virtual_ns = done, virtual_ns
         now = self._now()
         if now - self._printed_s < self._every_s:
             return
         self._printed_s = now
-        self._recent.append((now, done))
+        self._share = share_done(done, self.total, virtual_ns, self._until_s) if share is None else share
+        self._recent.append((now, done, self._share))
         while len(self._recent) > 2 and now - self._recent[0][0] > 60:
             self._recent.pop(0)
         self._print(self.line())
@@ -90,18 +101,20 @@ class Progress:
     def line(self) -> str:
         """What stands in the line now; the time left follows the pace of the last minute."""
         wall = self._now() - self._start_s
-        then, before = self._recent[0]
+        then, calls_before, share_before = self._recent[0]
         span = self._now() - then
-        pace = (self._done - before) / span if span > 0 else 0.0
-        share = f"{100 * self._done / self.total:.0f} %" if self.total else "-"
+        pace, share_pace = (
+            ((self._done - calls_before) / span, (self._share - share_before) / span) if span > 0 else (0.0, 0.0)
+        )
+        of = f"/{self.total:,}" if self.total and not self._until_s else ""
         parts = [
-            f"{self.label}: {self._done:,}/{self.total:,} calls ({share})",
+            f"{self.label}: {self._done:,}{of} calls ({f'{100 * self._share:.0f} %' if self._share else '-'})",
             *([f"virtual {clock(self._virtual_ns / 1e9)}"] if self._virtual_ns else []),
             f"{_rate(pace)} calls/s",
             f"wall {clock(wall)}",
         ]
-        if pace > 0 and self._done < self.total:
-            parts.append(f"left {clock((self.total - self._done) / pace)}")
+        if share_pace > 0 and self._share < 1:
+            parts.append(f"left {clock((1 - self._share) / share_pace)}")
         return "  ".join(parts)
 
     def close(self, note: str = "") -> None:

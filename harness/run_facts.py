@@ -163,7 +163,10 @@ def _judge(
     invalid: list[str] = []
     notes: list[str] = []
     if stats.get("fallbacks"):
-        invalid.append(f"the router fell back silently in {stats['fallbacks']} decisions (see logs/router.log)")
+        which = ", ".join(f"{meaning}: {count:,}" for meaning, count in stats["fallbacks"].items())
+        invalid.append(
+            f"the router fell back silently ({which}; {stats['decisions']:,} decisions; see logs/router.log)"
+        )
     left = stats.get("router_in_flight") or stats.get("in_flight")
     if left and experiment.load.until_s is None:
         invalid.append(f"INV-8: the router still counts {left} calls in flight at the end")

@@ -57,7 +57,7 @@ def run_experiment(
     command: str = "",
     position: str = "",
     show_progress: bool = True,
-    make_progress: Callable[[str, int], ProgressSink] = Progress,
+    make_progress: Callable[[str, int, float | None], ProgressSink] = Progress,
 ) -> Run:
     """Run one experiment and write its folder. A failure or Ctrl-C keeps the records made so far and then raises.
 
@@ -80,7 +80,7 @@ def run_experiment(
     loaded = Loaded(sessions, loaded.path)
     expected = len(loaded.sent(experiment.trace.max_call_tokens))
     title = position + (label or str(router.identity().get("config")))
-    progress = make_progress(title, expected) if show_progress else None
+    progress = make_progress(title, expected, experiment.load.until_s) if show_progress else None
     began, cpu_before = time.monotonic(), cpu_s()
     failure: BaseException | None = None
     vllm = VllmProcess(out / "logs" / "vllm-scheduler.log") if engine_kind(experiment) == "vllm" else None

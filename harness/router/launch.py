@@ -153,7 +153,7 @@ class Deployment:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("KUBE", "OTEL_"))}
         # Garbage collection took half of the router's CPU at Go's defaults; this only trades memory for it.
         env.setdefault("GOGC", "400")
-        env.setdefault("GOMEMLIMIT", "1GiB")
+        env.setdefault("GOMEMLIMIT", "3GiB")
         env["OTEL_TRACES_SAMPLER_ARG"] = "0"  # v0.7.1 samples spans for a collector whatever --tracing says
         if self._plan.discovery == "kubernetes":
             api = kubernetes_api.KubernetesApi()

@@ -17,8 +17,10 @@ FALLBACKS = {
 }
 """What the router says when it silently decides with less than it was configured to.
 
-Counts are lower bounds: its logger writes the first hundred equal lines of a second and then every hundredth.
+It says some of it once per endpoint: lines of one request count once. Counts are lower bounds: its logger writes the
+first hundred equal lines of a second and then every hundredth.
 """
+_REQUEST = re.compile(rb'"x-request-id":("(?:[^"\\]|\\.)*")')
 
 _NOISE = (b'"level":"debug"', b'"level":"trace"', b'"level":"Level(-')
 _EXPECTED = (b"totalBlocks is set to 0",)
@@ -33,6 +35,7 @@ class LogReader:
         self.fallbacks: Counter[str] = Counter()
         self.errors: list[str] = []
         self.lines = 0
+        self._counted: set[tuple[str, bytes]] = set()
 
     def line(self, line: bytes) -> bool:
         """Takes one line; says whether it belongs into the kept log."""
@@ -41,10 +44,18 @@ class LogReader:
             return False
         for marker, meaning in FALLBACKS.items():
             if marker in line:
-                self.fallbacks[meaning] += 1
+                self._count(meaning, line)
         if _LEVEL.match(line) and len(self.errors) < 100:
             self.errors.append(_message(line))
         return True
+
+    def _count(self, meaning: str, line: bytes) -> None:
+        request = _REQUEST.search(line)
+        if request:
+            if (meaning, request[1]) in self._counted:
+                return
+            self._counted.add((meaning, request[1]))
+        self.fallbacks[meaning] += 1
 
     def refusal(self) -> str | None:
         """The router's own words on why it did not start: the last error that it logged."""

@@ -20,7 +20,7 @@ from harness.studies import finding_text
 from harness.studies.anatomy import kv_size_markdown, kv_sizes, workload, workload_data, workload_markdown
 from harness.studies.disagg.cli import NAMES as DISAGGREGATION
 from harness.studies.disagg.cli import register as register_disaggregation
-from harness.studies.finding import SCALES, Finding, finding_names, load_finding
+from harness.studies.finding import SCALES, Finding, finding_names, load_finding, only
 from harness.studies.finding_run import run_finding
 from harness.studies.ladder import RELEASES, ladder_names, load_ladder
 from harness.studies.llmd import Options, run_ladder
@@ -38,6 +38,8 @@ app = typer.Typer(no_args_is_help=True, help="Repeat published measurements and 
 register_disaggregation(app)
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+Arms = Annotated[list[str] | None, typer.Option("--arm", help="Only this arm; repeatable.")]
+Rungs = Annotated[list[float] | None, typer.Option("--rung", help="Only this value of the study's ladder; repeatable.")]
 app.command("restore")(study_restore)
 app.command("validation")(study_validation)
 app.command("storage")(study_storage)
@@ -204,23 +206,38 @@ def _finding_command(name: str, title: str) -> None:
         ] = None,
         seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds per arm.")] = 1,
         jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at one time.")] = 1,
+        arm: Arms = None,
+        rung: Rungs = None,
         as_json: AsJson = False,
     ) -> None:
-        _run_finding(load_finding(name), [name], scale, out, seeds, jobs, as_json)
+        _run_finding(load_finding(name), [name], scale, out, seeds, jobs, arm or (), rung or (), as_json)
 
 
 def _run_finding(
-    finding: Finding, words: Sequence[str], scale: str, out: Path | None, seeds: int, jobs: int, as_json: bool
+    finding: Finding,
+    words: Sequence[str],
+    scale: str,
+    out: Path | None,
+    seeds: int,
+    jobs: int,
+    arms: Sequence[str],
+    rungs: Sequence[float],
+    as_json: bool,
 ) -> None:
-    """`words`: how the command names the study."""
+    """`words`: how the command names the study. A part of a study has a folder of its own, from which the whole takes
+    its runs over."""
     size = next((known for known in SCALES if known == scale and known in finding.scales), None)
     if size is None:
         raise InputError("--scale", scale, f"study {finding.name} has: {', '.join(finding.scales)}")
-    folder = out or Path("runs") / f"study-{finding.name}-{scale}"
-    more = ["--seeds", str(seeds)] if seeds > 1 else []
+    picked = [*arms, *(f"{rung:g}" for rung in rungs)]
+    folder = out or Path("runs") / "-".join([f"study-{finding.name}-{scale}", *picked]).replace(" ", "_")
+    more = [word for arm in arms for word in ("--arm", arm)]
+    more += [word for rung in rungs for word in ("--rung", f"{rung:g}")]
+    more += ["--seeds", str(seeds)] if seeds > 1 else []
     # where it was run and in how many processes is nobody's business but the user's
     command = command_line("harness", "study", *words, "--scale", scale, *more)
-    result = run_finding(finding, size, folder, seeds=seeds, jobs=jobs, show_progress=not as_json)
+    part = only(finding, size, arms, rungs)
+    result = run_finding(part, size, folder, seeds=seeds, jobs=jobs, show_progress=not as_json)
     page = finding_text.render_page(result, command)
     deliver(folder, finding_text.as_data(result, command), finding_text.markdown(result, command), page, as_json)
 
@@ -232,12 +249,14 @@ def study_finding(
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Where to write.")] = None,
     seeds: Annotated[int, typer.Option(min=1, max=100, help="Seeds per arm.")] = 1,
     jobs: Annotated[int, typer.Option(min=1, max=256, help="Runs at one time.")] = 1,
+    arm: Arms = None,
+    rung: Rungs = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a finding from a file of your own: arms, published figures and directions as data."""
     name = str(file)
     finding = load_finding(name if "/" in name else f"./{name}")
-    _run_finding(finding, ["finding", file.name], scale, out, seeds, jobs, as_json)
+    _run_finding(finding, ["finding", file.name], scale, out, seeds, jobs, arm or (), rung or (), as_json)
 
 
 for _name in finding_names():

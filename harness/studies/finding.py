@@ -141,6 +141,28 @@ class Finding(Strict):
         return [value for value in values if own is None or value in own]
 
 
+def only(finding: Finding, scale: Scale, arms: Sequence[str], rungs: Sequence[float]) -> Finding:
+    """The finding with these arms and values of the ladder at a scale (none given: all of that scale's).
+
+    InputError names the option that asks for what the scale does not have.
+    """
+    size = finding.scales[scale]
+    known_arms = [arm.name for arm in finding.arms_at(scale)]
+    known_rungs = [] if finding.ladder is None else [rung for rung in finding.rungs_at(scale) if rung is not None]
+    for option, given, known in (("--arm", arms, known_arms), ("--rung", rungs, known_rungs)):
+        for value in given:
+            if value not in known:
+                remedy = f"choose from: {', '.join(map(str, known))}" if known else f"{finding.name} has no ladder"
+                raise InputError(f"{option} {value}", f"not in study {finding.name} at scale {scale}", remedy)
+    at = list(rungs) or size.rungs
+    ladder = finding.model_copy(update={"scales": {**finding.scales, scale: size.model_copy(update={"rungs": at})}})
+    run = [arm.name for arm in ladder.arms_at(scale) if (not arms or arm.name in arms) and ladder.rungs_at(scale, arm)]
+    if not run:
+        raise InputError("--rung", "the arm does not run at this value of the ladder", "leave --rung out")
+    chosen = size.model_copy(update={"arms": run, "rungs": at})
+    return finding.model_copy(update={"scales": {**finding.scales, scale: chosen}})
+
+
 def label(arm: str, rung: float | None) -> str:
     """What a run of an arm is called in results: with the ladder's value, where there is one."""
     return arm if rung is None else f"{arm} at {rung:g}"

@@ -86,7 +86,9 @@ def run_finding(
         for name, run in taken.items():
             if show_progress:
                 print(f"{name}: taken over from {run}", file=sys.stderr)
-    ended = drive(Listed(points), out, Processes(jobs), f"study {finding.name}", 0, show_progress=show_progress)
+    ended = drive(
+        Listed(points), out, Processes(jobs), f"study {finding.name}", len(points), show_progress=show_progress
+    )
     bad = [result for result in ended if result.code]
     if bad:
         lines = "\n".join(f"{result.name}: {result.error}" for result in bad)

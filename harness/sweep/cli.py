@@ -77,9 +77,9 @@ def sweep(
     mine = _shard(points, shard)
     folder = out or Path(base.output.dir) / f"{base.name}-sweep"
     claim(folder, specification(points), SWEEP)
-    calls = len(load_sessions(base).sent(base.trace.max_call_tokens)) * len(mine)
+    load_sessions(base)  # what is wrong with the trace is said once, before any run begins
     executor = _executor(jobs, ray)
-    ended = drive(Listed(mine), folder, executor, "sweep", calls, show_progress=not as_json)
+    ended = drive(Listed(mine), folder, executor, "sweep", len(mine), show_progress=not as_json)
     summaries = _summaries(folder, points)
     command = runner.command_line("harness", *sys.argv[1:])
     with writing(folder):
@@ -154,7 +154,7 @@ def capacity(
     folder = out or Path(base.output.dir) / f"{base.name}-capacity"
     claim(folder, _search_specification(source, base), SEARCH)
     executor = _executor(jobs, ray)
-    ended = drive(source, folder, executor, "capacity", 0, show_progress=not as_json)
+    ended = drive(source, folder, executor, "capacity", None, show_progress=not as_json)
     command = runner.command_line("harness", *sys.argv[1:])
     found = source.capacities()
     document = {

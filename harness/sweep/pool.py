@@ -52,8 +52,8 @@ class Executor(Protocol):
     def poll(self) -> list[Ended]:
         """Runs that have ended since the last call; their folders are complete."""
 
-    def calls_done(self) -> int:
-        """Calls that the runs under way have simulated so far."""
+    def under_way(self) -> tuple[int, float]:
+        """How far the runs under way are: calls simulated so far, and the sum of the shares that are done."""
 
     def stop(self) -> None:
         """End all runs under way; what they have is kept in their folders."""
@@ -90,9 +90,10 @@ class Processes:
                 found.append(Ended(name, code, child.last_words() if code else ""))
         return found
 
-    def calls_done(self) -> int:
+    def under_way(self) -> tuple[int, float]:
         """See Executor."""
-        return sum(child.done for child in self._running.values())
+        children = self._running.values()
+        return sum(child.done for child in children), sum(child.share for child in children)
 
     def stop(self) -> None:
         """See Executor."""
@@ -113,6 +114,7 @@ class _Child:
 
     def __init__(self, folder: Path) -> None:
         self.done = 0
+        self.share = 0.0
         self._error = ""
         self._log = folder / "logs" / "worker.log"
         self._log.parent.mkdir(parents=True, exist_ok=True)
@@ -135,6 +137,7 @@ class _Child:
                 told = json.loads(line)
                 self._error = str(told.get("error", self._error))
                 self.done = int(told.get("done", self.done))
+                self.share = float(told.get("share", self.share))
             except (ValueError, AttributeError, TypeError):
                 continue
 
@@ -220,9 +223,11 @@ def _begun(file: Path) -> str:
 
 
 def drive(
-    source: Source, folder: Path, executor: Executor, title: str, expected_calls: int, *, show_progress: bool = True
+    source: Source, folder: Path, executor: Executor, title: str, runs: int | None, *, show_progress: bool = True
 ) -> list[Ended]:
     """Run what the source wants until nothing is left; returns how each run ended, failures included.
+
+    `runs`: how many there will be, where that is known; progress shows their share.
 
     A point whose folder holds a finished run is not run again. Ctrl-C ends all runs under way and raises Interrupted.
     """
@@ -246,7 +251,7 @@ def drive(
                     take(point, Ended(point.name, 0))
                     continue
                 if show_progress and progress is None:
-                    progress = Progress(title, expected_calls)
+                    progress = Progress(title, 0)
                 with writing(place):
                     locks[point.name] = _lock(place)
                     _prepare(place, point)
@@ -259,10 +264,10 @@ def drive(
                 take(running.pop(result.name), result)
                 locks.pop(result.name).close()
             if progress:
-                progress.label = f"{title}: {len(ended)} runs done, {len(running)} under way"
-                if calls + executor.calls_done() > progress.total:
-                    progress.total = 0  # more than was foreseen: no share, no time left
-                progress.update(calls + executor.calls_done(), 0)
+                of = "" if runs is None else f" of {runs}"
+                progress.label = f"{title}: {len(ended)}{of} runs done, {len(running)} under way"
+                now_calls, now_share = executor.under_way()
+                progress.update(calls + now_calls, 0, None if runs is None else (len(ended) + now_share) / runs)
     except KeyboardInterrupt:
         executor.stop()
         if progress:

@@ -77,9 +77,9 @@ class RayCluster:
             found.append(Ended(name, code, error))
         return found
 
-    def calls_done(self) -> int:
+    def under_way(self) -> tuple[int, float]:
         """Not known before a task ends."""
-        return 0
+        return 0, 0.0
 
     def stop(self) -> None:
         """See Executor; tasks under way are cancelled."""

@@ -1,6 +1,6 @@
 """One run in a process of its own: `python -m harness.sweep.worker FOLDER [PARENT]`, told how by FOLDER/point.yaml.
 
-Says how far it is on standard output, one JSON object a line: {"done": calls, "total": calls, "virtual_ns": ns}.
+Says how far it is on standard output, one JSON object a line: {"done": calls, "share": of the work}.
 Ends with the exit codes of the contract; its error line goes to standard error, and as {"error": line} to standard
 output. With the process id of its parent it ends when that one does.
 """
@@ -21,6 +21,7 @@ from typing import Any, Final
 from harness import runner
 from harness.errors import HarnessError
 from harness.experiment import load_experiment
+from harness.progress import share_done
 
 POINT: Final = "point.yaml"
 _EVERY_S: Final = 0.5
@@ -30,8 +31,8 @@ _PR_SET_PDEATHSIG: Final = 1
 class Reporter:
     """Takes a run's progress as harness.progress.Progress does and passes it on as lines."""
 
-    def __init__(self, label: str, total: int) -> None:
-        self.total = total
+    def __init__(self, label: str, total: int, until_s: float | None) -> None:
+        self._total, self._until_s = total, until_s
         self._done = 0
         self._virtual_ns = 0
         self._said_s = 0.0
@@ -52,7 +53,8 @@ class Reporter:
         """See Progress."""
 
     def _say(self) -> None:
-        _tell({"done": self._done, "total": self.total, "virtual_ns": self._virtual_ns})
+        share = share_done(self._done, self._total, self._virtual_ns, self._until_s)
+        _tell({"done": self._done, "share": share})
 
 
 def _tell(what: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from harness.progress import Progress, clock
+from harness.progress import Progress, clock, share_done
 
 
 class _Clock:
@@ -69,6 +69,33 @@ def test_without_a_total_there_is_no_share_and_no_time_left() -> None:
     now.now_s += 11
     progress.update(0, 0)
     assert "(-)" in out.getvalue() and "left" not in out.getvalue()
+
+
+def test_a_run_that_ends_at_a_time_is_measured_by_it() -> None:
+    now = _Clock()
+    progress = Progress("x", 10_000, 1200.0, stream=io.StringIO(), now=now)
+    now.now_s += 20
+    progress.update(50, 300_000_000_000)
+    assert progress.line() == "x: 50 calls (25 %)  virtual 5:00  2.5 calls/s  wall 20 s  left 1:00"
+
+
+@pytest.mark.parametrize(
+    ("calls", "total", "virtual_ns", "until_s", "share"),
+    [(5, 10, 10**9, None, 0.5), (9, 10, 10**9, 2.0, 0.9), (1, 10, 10**9, 2.0, 0.5), (3, 0, 10**9, None, 0.0),
+     (3, 0, 3 * 10**9, 2.0, 1.0)],
+)  # fmt: skip
+def test_a_run_is_as_far_as_the_nearer_of_its_two_ends(
+    calls: int, total: int, virtual_ns: int, until_s: float | None, share: float
+) -> None:
+    assert share_done(calls, total, virtual_ns, until_s) == share
+
+
+def test_a_share_may_be_told() -> None:
+    now = _Clock()
+    progress = Progress("study", 0, stream=io.StringIO(), now=now)
+    now.now_s += 20
+    progress.update(50, 0, 0.1)
+    assert progress.line() == "study: 50 calls (10 %)  2.5 calls/s  wall 20 s  left 3:00"
 
 
 def test_a_terminal_gets_one_live_line_and_a_last_plain_one() -> None:

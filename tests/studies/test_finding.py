@@ -13,7 +13,7 @@ import yaml
 
 from harness.errors import InputError
 from harness.studies.anatomy import kv_sizes, workload
-from harness.studies.finding import Check, Figure, Finding, broken, finding_names, load_finding, ours
+from harness.studies.finding import Check, Figure, Finding, broken, finding_names, load_finding, only, ours
 from harness.studies.finding_run import FindingResult, mean_of, run_finding
 from harness.studies.finding_text import figure_cells, holds, run_notes
 from tests.harness.test_cli import _environment
@@ -152,6 +152,33 @@ def test_paths_in_a_finding_are_relative_to_its_file(tmp_path: Path) -> None:
     finding = load_finding(str(tmp_path / "own.yaml"))
     assert finding.experiment["model"]["profile"] == str(tmp_path / "below/g.npz")
     assert finding.arms[0].set == {"router.config": str(tmp_path / "r.yaml")}
+
+
+LADDER = {"field": "cluster.nodes", "title": "nodes", "values": [1, 2]}
+
+
+def test_a_part_of_a_study_has_the_arms_and_rungs_asked_for() -> None:
+    arms = [OWN["arms"][0], {**OWN["arms"][1], "rungs": [2]}]
+    finding = Finding.model_validate(OWN | {"ladder": LADDER, "arms": arms, "figures": []})
+
+    def runs(part: Finding) -> list[tuple[str, float | None]]:
+        return [(arm.name, rung) for arm in part.arms_at("small") for rung in part.rungs_at("small", arm)]
+
+    assert runs(only(finding, "small", (), ())) == [("cached", 1), ("cached", 2), ("cold", 2)]
+    assert runs(only(finding, "small", ("cold",), ())) == [("cold", 2)]
+    first = only(finding, "small", (), (1,))
+    assert runs(first) == [("cached", 1)] and [arm.name for arm in first.arms_at("small")] == ["cached"]
+    with pytest.raises(InputError, match="--arm gone: not in study own at scale small; choose from: cached, cold"):
+        only(finding, "small", ("gone",), ())
+    with pytest.raises(InputError, match=r"--rung 3: not in .*; choose from: 1.0, 2.0"):
+        only(finding, "small", (), (3,))
+    with pytest.raises(InputError, match="does not run at this value"):
+        only(finding, "small", ("cold",), (1,))
+
+
+def test_rungs_are_not_for_a_study_without_a_ladder() -> None:
+    with pytest.raises(InputError, match="own has no ladder"):
+        only(Finding.model_validate(OWN), "small", (), (1,))
 
 
 def test_what_cannot_be_told_is_not_said_to_hold() -> None:
