@@ -189,6 +189,7 @@ def _judge(
         )
     notes.extend(_service_level(experiment, simulation))
     notes.extend(dict.fromkeys(_step_time_note(pool.profile) for pool in pools))
+    notes.extend(dict.fromkeys(capacity_notes(pools)))
     notes.extend(wire_notes(experiment))
     if stats.get("skipped_blocks"):
         notes.append(
@@ -229,6 +230,16 @@ def _split_notes(simulation: Simulation) -> list[str]:
             "no call was split: the router config has no disaggregation handler, or its decider never chose it"
         )
     return notes
+
+
+def capacity_notes(pools: Sequence[PoolPlan]) -> list[str]:
+    """One note per pool whose KV capacity is the one that its profile takes from somebody's statement."""
+    return [
+        f"KV capacity of {pool.profile.name} is stated, not computed ({source}); set num_gpu_blocks for another"
+        for pool in pools
+        if (source := pool.profile.capacity_stated_by)
+        and pool.engine.num_gpu_blocks == pool.profile.kv_capacity_tokens // pool.engine.block_tokens
+    ]
 
 
 def _step_time_note(profile: StepProfile) -> str:

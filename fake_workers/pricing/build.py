@@ -101,6 +101,8 @@ def build_profile(known: KnownProfile, log: Callable[[str], None] = lambda _: No
     falls = gate.result()
     check_tables(tables, known.name)
     memory = source.memory()
+    if known.stated is not None:
+        memory |= {"tokens": known.stated.tokens, "stated_by": known.stated.source}
     model = known.source
     spans = ""
     if source.exchange is not None:

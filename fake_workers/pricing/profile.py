@@ -282,6 +282,11 @@ class StepProfile:
         # Called for a cell that may begin below the limit: the note compares the mean context itself.
         self._note("decode context tokens", -(-context_tokens // batch), self.limits.decode_context_tokens)
 
+    @property
+    def capacity_stated_by(self) -> str:
+        """Who states the KV capacity, where it isn't computed from GPU memory and weights; else empty."""
+        return str(self.provenance.get("memory", {}).get("stated_by", ""))
+
     def describe(self) -> dict[str, Any]:
         """What the profile is, as plain data (for listings and for a run's record)."""
         return {

@@ -48,7 +48,7 @@ def limit_table(profiles: Iterable[StepProfile]) -> str:
                 f"{limit.decode_context_tokens:,}",
                 f"{limit.moe_tokens:,}" if limit.moe_tokens else "-",
                 f"{profile.kv_bytes_per_token:,}",
-                f"{profile.kv_capacity_tokens:,}",
+                f"{profile.kv_capacity_tokens:,}" + (" (stated)" if profile.capacity_stated_by else ""),
             ]
         )
     head = ["profile", "rows of", "chunk <=", "prefix <=", "decode context <=", "MoE tokens <=",

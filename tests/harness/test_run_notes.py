@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from fake_workers.pricing.registry import load_profile
-from harness.experiment import Experiment
-from harness.run_facts import grid_notes, wire_notes
+from harness.experiment import Engine, Experiment
+from harness.placement import PoolPlan, engine_config
+from harness.run_facts import capacity_notes, grid_notes, wire_notes
 
 
 def _experiment(*tiers: dict[str, Any]) -> Experiment:
@@ -45,3 +46,14 @@ def test_what_was_asked_beyond_the_grids_is_one_note_for_all_pools() -> None:
     assert note.endswith("extrapolated: context up to 131,072, batch up to 700")
     (note,) = grid_notes([small, large])
     assert note.endswith("extrapolated: small: context up to 9,000; large: context up to 70,000")
+
+
+def test_a_capacity_that_somebody_states_is_named_unless_the_experiment_sets_its_own() -> None:
+    def notes(name: str, engine: Engine) -> list[str]:
+        profile = load_profile(name)
+        return capacity_notes([PoolPlan("", profile, engine_config(engine, profile, "p"), 8, range(1))])
+
+    (note,) = notes("glm-5.2-fp8-dp8ep8-h200", Engine())
+    assert note.startswith("KV capacity of glm-5.2-fp8-dp8ep8-h200 is stated, not computed (llm-d blog")
+    assert notes("glm-5.2-fp8-dp8ep8-h200", Engine(num_gpu_blocks=3437)) == []
+    assert notes("glm-5.2-fp8-dp8ep8-b200", Engine()) == []

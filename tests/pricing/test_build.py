@@ -138,6 +138,15 @@ def test_build_from_made_up_measurements(fake_source: type[FakeSource], tmp_path
     assert profile.provenance["distance_from_monotone"]["dense_decode"]["max"] == pytest.approx(0.5, abs=0.01)
 
 
+def test_a_stated_capacity_takes_the_place_of_the_computed_one(fake_source: type[FakeSource], tmp_path: Path) -> None:
+    (path,) = build_known(["glm-5.2-fp8-dp8ep8-h200"], tmp_path, log=lambda _: None)
+    profile = load_profile(path)
+    assert profile.kv_capacity_tokens == profile.provenance["memory"]["tokens"] == 182_000
+    assert profile.capacity_stated_by.startswith("llm-d blog")
+    (path,) = build_known(["glm-5.2-fp8-dp8ep8-b200"], tmp_path, log=lambda _: None)
+    assert load_profile(path).capacity_stated_by == ""
+
+
 def test_measured_dispatch_has_tables_of_its_own(fake_source: type[FakeSource], tmp_path: Path) -> None:
     fake_source.exchange = Exchange([1, 100], [1.0, 2.0], [1, 50], [0.5, 0.6], "DeepEP on 2 nodes")
     (path,) = build_known(["glm-5.2-fp8-dp16ep16-h200"], tmp_path, log=lambda _: None)

@@ -68,6 +68,24 @@ def test_shipped_profile_is_complete(name: str) -> None:
     json.dumps(profile.describe())
 
 
+def test_a_stated_capacity_stands_only_where_none_was_computed() -> None:
+    stated = {name for name in profile_names() if load_profile(name).capacity_stated_by}
+    assert stated == {k.name for k in KNOWN if k.stated} == {"glm-5.2-fp8-dp8ep8-h200"}
+    glm = load_profile("glm-5.2-fp8-dp8ep8-h200")
+    assert glm.kv_capacity_tokens == 182_000 and "llm-d blog" in glm.capacity_stated_by
+    assert "no KV budget" in glm.provenance["memory"]["reason"]
+
+
+def test_step_times_of_a_layout_with_stated_capacity_are_the_tables_of_its_gpu() -> None:
+    # Attention and everything dense are one rank's own: those of sixteen ranks are the same rows.
+    eight, sixteen = load_profile("glm-5.2-fp8-dp8ep8-h200"), load_profile("glm-5.2-fp8-dp16ep16-h200")
+    for field in ("context_ns", "context_work_ns", "dense_ns", "dense_decode_ns", "decode_ns"):
+        assert getattr(eight.tables, field) == getattr(sixteen.tables, field), field
+    # On one node dispatch and combine are in the experts' rows, and half as many ranks hold twice the experts.
+    assert not eight.tables.exchange_ns and sixteen.tables.exchange_ns
+    assert eight.moe_ns(8 * 128, True) > sixteen.moe_ns(16 * 128, True)
+
+
 @pytest.mark.parametrize(
     ("bf16", "fp8"),
     [
@@ -92,7 +110,7 @@ def test_kv_dtype_moves_bytes_capacity_and_attention(bf16: str, fp8: str) -> Non
     [
         ("minimax-m3-fp8-tp8ep8-h200", "no FP8 rows"),
         ("minimax-m3-nvfp4-tp8ep8-b200", "fall by 13 %"),
-        ("glm-5.2-fp8-dp8ep8-h200", "no room"),
+        ("glm-5.2-fp8-dp8ep8-h100", "no room"),
         ("glm-5.2-nvfp4-tp8ep8-h100", "no NVFP4 units"),
     ],
 )

@@ -86,6 +86,19 @@ def test_published_figures_stand_next_to_ours() -> None:
     assert stages["40:e2e_p90_s"] == 3.511 and stages["ttft_mean_s"] == 0.491
 
 
+def test_replicas_of_one_node_hold_what_the_blog_states_by_whether_they_draft() -> None:
+    plain, drafting = (ratio.ratio_arms("full", 1, (name,), (64,))[0] for name in ("1P1D-DP8", "1P1D-DP8 MTP+CPU"))
+    assert (plain.published["output_tok_s"], drafting.published["output_tok_s"]) == (851, 1336)
+    for arm, kv_tokens in ((plain, 220_000), (drafting, 182_000)):
+        pools = arm.experiment.cluster.pools
+        assert [pool.profile for pool in pools] == ["glm-5.2-fp8-dp8ep8-h200"] * 2
+        assert [pool.engine.num_gpu_blocks for pool in pools] == [kv_tokens // 64] * 2
+    assert drafting.experiment.cluster.pools[1].engine.num_speculative_tokens == 3
+    assert not plain.experiment.cluster.pools[1].engine.num_speculative_tokens
+    wide = ratio.ratio_arms("full", 1, ("1P1D",), (64,))[0].experiment.cluster.pools
+    assert [pool.profile for pool in wide] == [None, None], "the study's own profile, of sixteen GPUs"
+
+
 def test_every_arm_is_a_valid_experiment(tmp_path: Path) -> None:
     arms = [
         *point.point_arms("full", 1, True),

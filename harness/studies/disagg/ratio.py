@@ -18,9 +18,19 @@ from harness.trace.model import Session
 from harness.trace.profile import load_profile
 from harness.workload import Loaded
 
-SPLITS = {"aggregated": None, "3P1D": (3, 1), "2P2D": (2, 2), "1P3D": (1, 3), "1P1D": (1, 1), "2P1D": (2, 1)}
-"""Replicas of 16 GPUs (two nodes, data-parallel attention, experts over all). The first four have 64 GPUs each; 1P1D,
-2P1D and 3P1D are the guide's p1w2d1w2, p2w2d1w2 and p3w2d1w2.
+ONE_NODE = "1P1D-DP8"
+"""The guide's p1w1d1w1: as 1P1D, with replicas of one node (eight data-parallel ranks, experts over those eight)."""
+SPLITS = {
+    "aggregated": None,
+    "3P1D": (3, 1),
+    "2P2D": (2, 2),
+    "1P3D": (1, 3),
+    "1P1D": (1, 1),
+    "2P1D": (2, 1),
+    ONE_NODE: (1, 1),
+}
+"""Prefill and decode replicas, of 16 GPUs but for `ONE_NODE` (two nodes, data-parallel attention, experts over all).
+The first four have 64 GPUs each; 1P1D, 2P1D and 3P1D are the guide's p1w2d1w2, p2w2d1w2 and p3w2d1w2.
 """
 TP8 = "aggregated TP8"
 """Aggregated on eight replicas of one node each, tensor parallel."""
@@ -101,7 +111,15 @@ def _experiment(name: str, size: dict[str, float], seed: int, data: dict[str, An
         pools = [_pool("both", 4, kv["both"])]
         config = "glm-aggregated"
     else:
-        pools = [_pool("prefill", split[0], kv["prefill"]), _pool("decode", split[1], kv["decode"])]
+        profile = None
+        if base == ONE_NODE:
+            profile = data["profile_dp8"]
+            rank = data["kv_tokens_dp8"]["MTP" if "MTP" in extra else "no MTP"]
+            kv = {"prefill": rank, "decode": rank}
+        pools = [
+            _pool("prefill", split[0], kv["prefill"], profile),
+            _pool("decode", split[1], kv["decode"], profile),
+        ]
         if "MTP" in extra:
             pools[1]["engine"] |= _MTP_ENGINE
         config = "glm-split"
