@@ -4,7 +4,8 @@
 
 A closed loop on `one-switch` with 8 nodes of 8 GPUs: whenever a flow ends, the next one starts on a random path.
 `store`: between hosts and the shared store, so that all flows are connected. `gpu`: between hosts and their GPUs, where
-only flows of one PCIe link touch. `mixed`: half and half.
+only flows of one PCIe link touch. `mixed`: half and half. `capped`: as `store`, but each flow has a cap of its own, so
+that no two are alike: the dearest case.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from harness.fabric.flows import Fabric, Flow
 from harness.fabric.share import Path
 
 CONCURRENT = (10, 100, 1000)
-KINDS = ("gpu", "mixed", "store")
+KINDS = ("gpu", "mixed", "store", "capped")
 NODES = GPUS = 8
 
 
@@ -38,7 +39,7 @@ def paths(kind: str) -> tuple[VirtualClock, Fabric, list[Path]]:
     ]
     if kind == "mixed":
         return clock, fabric, to_store * (len(to_gpus) // len(to_store)) + to_gpus
-    return clock, fabric, to_store if kind == "store" else to_gpus
+    return clock, fabric, to_gpus if kind == "gpu" else to_store
 
 
 def measure(kind: str, concurrent: int, flows: int, seed: int = 1) -> tuple[float, float]:
@@ -50,7 +51,8 @@ def measure(kind: str, concurrent: int, flows: int, seed: int = 1) -> tuple[floa
     def start() -> None:
         nonlocal left
         left -= 1
-        fabric.start(rng.choice(choices), rng.randrange(1 << 20, 1 << 32), ended)
+        cap = rng.randrange(10**8, 10**11) if kind == "capped" else None
+        fabric.start(rng.choice(choices), rng.randrange(1 << 20, 1 << 32), ended, cap_bytes_per_s=cap)
 
     def ended(flow: Flow) -> None:
         if left > 0:

@@ -4,12 +4,16 @@ Rates are whole bytes per second, rounded down (1e-9 of a GB/s link). What has m
 nanoseconds), so nothing is lost between recomputations; a flow ends at the first nanosecond by which all has moved.
 Recomputation happens once per instant, after all that happens in it, and only for flows that are connected to a changed
 link; a flow whose rate stays keeps its end.
+
+Flows of one path, cap and accounts have the same rate at all times. Such a class of flows is served like one queue by
+processor sharing: what each of its flows has moved is told by one sum, and their order of ending is known when they
+join. So a recomputation costs in proportion to the connected classes, however many flows wait for a link.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from harness.clock import VirtualClock
@@ -47,18 +51,70 @@ class Flow:
     """When set-up and latency are over."""
     accounts: tuple[RateMeter, ...] = ()
     """Whose traffic it is, beside its links'."""
-    rate: int = 0
+    flow_class: FlowClass | None = None
+    """Those that it moves with, while it has a rate."""
+    joined: int = 0
+    """Its class's `moved` when it got its rate."""
     moved: int = 0
-    """Nanobytes up to since_ns."""
-    since_ns: int = 0
+    """Nanobytes, when it is over."""
     finish_ns: int | None = None
     cancelled: bool = False
-    version: int = 0
 
     @property
     def ended(self) -> bool:
         """Whether it finished or was cancelled."""
         return self.cancelled or self.finish_ns is not None
+
+
+@dataclass(slots=True, eq=False)
+class FlowClass:
+    """Flows of one path, cap and accounts that move now, all at the same rate."""
+
+    number: int
+    path: Path
+    cap: int | None
+    accounts: tuple[RateMeter, ...]
+    since_ns: int
+    flows: int = 0
+    rate: int = 0
+    """Bytes per second of each flow."""
+    carried: int = 0
+    """Bytes per second of all flows together that links and accounts know of."""
+    moved: int = 0
+    """Nanobytes up to since_ns of a flow that has been here all the time."""
+    ends: list[tuple[int, int, Flow]] = field(default_factory=list)
+    """Heap of (what `moved` is when the flow has all its bytes, its number, it); a cancelled one until it is first."""
+    version: int = 0
+    """Of its entry in the fabric's heap of ends."""
+
+    def advance(self, now: int) -> None:
+        """Count what has moved up to now."""
+        self.moved += self.rate * (now - self.since_ns)
+        self.since_ns = now
+
+    def join(self, flow: Flow, now: int) -> None:
+        """The flow moves from now on."""
+        self.advance(now)
+        self.flows += 1
+        flow.flow_class, flow.joined = self, self.moved
+        heapq.heappush(self.ends, (self.moved + flow.bytes * NS_PER_S, flow.number, flow))
+
+    def next_end_ns(self) -> int | None:
+        """When the first of its flows has all its bytes, at the present rate; None if there is none."""
+        ends = self.ends
+        while ends and ends[0][2].ended:
+            heapq.heappop(ends)
+        return self.since_ns - (self.moved - ends[0][0]) // self.rate if ends else None
+
+    def take_ended(self, now: int) -> list[Flow]:
+        """The flows that have all their bytes by now, which are taken from `ends`."""
+        self.advance(now)
+        ended = []
+        while self.ends and self.ends[0][0] <= self.moved:
+            _, _, flow = heapq.heappop(self.ends)
+            if not flow.ended:
+                ended.append(flow)
+        return ended
 
 
 @dataclass(slots=True)
@@ -77,7 +133,7 @@ class FlowTotals:
 class _LinkState:
     link: Link
     meter: RateMeter
-    flows: dict[Flow, None] = field(default_factory=dict)
+    classes: dict[FlowClass, None] = field(default_factory=dict)
 
 
 class Fabric:
@@ -94,7 +150,10 @@ class Fabric:
         self.meter_interval_ns = meter_bin_ns
         self._links = [_LinkState(link, RateMeter(meter_bin_ns, link.bytes_per_s)) for link in links]
         self._capacity = {number: link.bytes_per_s for number, link in enumerate(links)}
-        self._ends: list[tuple[int, int, int, Flow]] = []
+        self._classes: dict[tuple[Path, int | None, tuple[RateMeter, ...]], FlowClass] = {}
+        self._classes_made = 0
+        self._ends: list[tuple[int, int, int, FlowClass]] = []
+        """Heap of (next end of a class, its number, its version, it); one of an older version until it is first."""
         self._dirty: dict[int, None] = {}
         self._new: dict[Flow, None] = {}
         self._wake_ns: int | None = None
@@ -137,21 +196,22 @@ class Fabric:
         if flow.ended:
             return
         flow.cancelled = True
-        flow.version += 1
         self.totals.cancelled += 1
-        now = self.clock.now_ns
-        if now >= flow.moving_ns and flow in self._new:
-            del self._new[flow]
-        elif flow.rate:
-            self._rebase(flow, now)
-            self._leave(flow, now)
+        self._new.pop(flow, None)
+        if flow.flow_class is not None:
+            flow_class = flow.flow_class
+            flow_class.advance(self.clock.now_ns)
+            flow.moved = flow_class.moved - flow.joined
+            self._leave(flow, flow_class)
+            self._expect_end(flow_class)
 
     def moved_bytes(self, flow: Flow) -> float:
         """Bytes that have arrived by now."""
-        if flow.finish_ns is not None:
-            return float(flow.bytes)
-        since = self.clock.now_ns - flow.since_ns if flow.rate else 0
-        return min(flow.moved + flow.rate * since, flow.bytes * NS_PER_S) / NS_PER_S
+        moved = flow.moved
+        if flow.flow_class is not None:
+            flow.flow_class.advance(self.clock.now_ns)
+            moved = flow.flow_class.moved - flow.joined
+        return min(moved, flow.bytes * NS_PER_S) / NS_PER_S
 
     def rate_bytes_per_s(self, link: int) -> int:
         """What the link carries now."""
@@ -172,9 +232,8 @@ class Fabric:
     def _begin(self, flow: Flow) -> None:
         if flow.cancelled:
             return
-        flow.since_ns = self.clock.now_ns
         if not flow.bytes:
-            self._finish(flow, self.clock.now_ns)
+            self._finish(flow)
             return
         self._new[flow] = None
         self._settle_later()
@@ -187,50 +246,77 @@ class Fabric:
     def _settle(self) -> None:
         """Recompute the rates of every flow connected to a change of this instant."""
         self._settling = False
-        now = self.clock.now_ns
-        flows: dict[Flow, None] = {}
-        for flow in self._new:
-            flows[flow] = None
-            for link in flow.path:
-                self._links[link].flows[flow] = None
-                self._dirty[link] = None
+        joined = dict.fromkeys([self._join(flow) for flow in self._new])
         self._new.clear()
-        reached = dict(self._dirty)
-        frontier = list(reached)
+        classes, links = self._connected(joined)
         self._dirty.clear()
-        while frontier:
-            for flow in self._links[frontier.pop()].flows:
-                if flow not in flows:
-                    flows[flow] = None
-                    for link in flow.path:
-                        if link not in reached:
-                            reached[link] = None
-                            frontier.append(link)
-        order = sorted(flows, key=lambda f: f.number)
-        rates = max_min_rates([f.path for f in order], [f.cap for f in order], self._capacity)
         self.totals.recomputations += 1
-        self.totals.flows_recomputed += len(order)
-        sums = dict.fromkeys(reached, 0)
-        for flow, rate in zip(order, rates, strict=True):
-            for link in flow.path:
-                sums[link] += rate
-            if rate != flow.rate:
-                self._rebase(flow, now)
-                for account in flow.accounts:
-                    account.set_rate(now, account.rate + rate - flow.rate)
-                flow.rate = rate
-                flow.version += 1
-                end = now - (flow.moved - flow.bytes * NS_PER_S) // rate
-                heapq.heappush(self._ends, (end, flow.number, flow.version, flow))
-        for link, rate in sums.items():
-            meter = self._links[link].meter
-            if meter.rate != rate:
-                meter.set_rate(now, rate)
+        if classes:
+            self._share(classes, links, joined)
         self._arm()
 
-    def _rebase(self, flow: Flow, now: int) -> None:
-        flow.moved += flow.rate * (now - flow.since_ns)
-        flow.since_ns = now
+    def _share(self, classes: Sequence[FlowClass], links: Sequence[int], joined: Container[FlowClass]) -> None:
+        """Give connected classes, which have these links to themselves, their rates; `joined`: those with new flows."""
+        now = self.clock.now_ns
+        flows = [one.flows for one in classes]
+        self.totals.flows_recomputed += sum(flows)
+        rates = max_min_rates([one.path for one in classes], [one.cap for one in classes], self._capacity, flows=flows)
+        sums = dict.fromkeys(links, 0)
+        for one, rate in zip(classes, rates, strict=True):
+            carried = rate * one.flows
+            for link in one.path:
+                sums[link] += carried
+            if carried != one.carried:
+                for account in one.accounts:
+                    account.set_rate(now, account.rate + carried - one.carried)
+                one.carried = carried
+            if rate != one.rate:
+                one.advance(now)
+                one.rate = rate
+                self._expect_end(one)
+            elif one in joined:
+                self._expect_end(one)
+        for link, carried in sums.items():
+            meter = self._links[link].meter
+            if meter.rate != carried:
+                meter.set_rate(now, carried)
+
+    def _join(self, flow: Flow) -> FlowClass:
+        """Put a flow that begins to move into its class, which may be new."""
+        now = self.clock.now_ns
+        key = flow.path, flow.cap, flow.accounts
+        flow_class = self._classes.get(key)
+        if flow_class is None:
+            self._classes_made += 1
+            flow_class = self._classes[key] = FlowClass(self._classes_made, *key, now)
+            for link in flow.path:
+                self._links[link].classes[flow_class] = None
+        flow_class.join(flow, now)
+        for link in flow.path:
+            self._dirty[link] = None
+        return flow_class
+
+    def _connected(self, joined: Iterable[FlowClass]) -> tuple[list[FlowClass], list[int]]:
+        """The classes that share links with changed links, directly or through others, and all their links."""
+        classes = dict.fromkeys(joined)
+        links = dict(self._dirty)
+        frontier = list(links)
+        while frontier:
+            for flow_class in self._links[frontier.pop()].classes:
+                if flow_class not in classes:
+                    classes[flow_class] = None
+                    for link in flow_class.path:
+                        if link not in links:
+                            links[link] = None
+                            frontier.append(link)
+        return list(classes), list(links)
+
+    def _expect_end(self, flow_class: FlowClass) -> None:
+        """Enter the class's next end anew: its rate or its first flow has changed."""
+        flow_class.version += 1
+        end = flow_class.next_end_ns()
+        if end is not None:
+            heapq.heappush(self._ends, (end, flow_class.number, flow_class.version, flow_class))
 
     def _arm(self) -> None:
         ends = self._ends
@@ -241,39 +327,51 @@ class Fabric:
             self.clock.call_at(ends[0][0], self._wake, ends[0][0], rank=ENDS)
 
     def _wake(self, due_ns: int) -> None:
+        """End what has all its bytes by now, in order of the flows' numbers."""
         if due_ns != self._wake_ns:
             return
         self._wake_ns = None
-        ends = self._ends
-        while ends and ends[0][0] <= due_ns:
-            _, _, version, flow = heapq.heappop(ends)
-            if version != flow.version:
+        due: list[FlowClass] = []
+        while self._ends and self._ends[0][0] <= due_ns:
+            _, _, version, flow_class = heapq.heappop(self._ends)
+            if version == flow_class.version:
+                due.append(flow_class)
+        ended = [(flow.number, flow, flow_class) for flow_class in due for flow in flow_class.take_ended(due_ns)]
+        for _, flow, flow_class in sorted(ended):
+            if flow.cancelled:  # by one that ended just before
                 continue
-            self._rebase(flow, due_ns)
-            self._leave(flow, due_ns, over=flow.moved - flow.bytes * NS_PER_S)
             flow.moved = flow.bytes * NS_PER_S
-            flow.version += 1
-            self._finish(flow, due_ns)
+            self._leave(flow, flow_class, over=flow_class.moved - flow.joined - flow.moved)
+            self._finish(flow)
+        for flow_class in due:
+            self._expect_end(flow_class)
         self._arm()
 
-    def _leave(self, flow: Flow, now: int, over: int = 0) -> None:
-        for link in flow.path:
+    def _leave(self, flow: Flow, flow_class: FlowClass, over: int = 0) -> None:
+        """Take a flow's rate, and the nanobytes that it counted beyond its last byte, from its links and accounts."""
+        now, rate = self.clock.now_ns, flow_class.rate
+        flow.flow_class = None
+        flow_class.flows -= 1
+        flow_class.carried -= rate
+        if not flow_class.flows:
+            del self._classes[flow_class.path, flow_class.cap, flow_class.accounts]
+        for link in flow_class.path:
             state = self._links[link]
-            state.meter.set_rate(now, state.meter.rate - flow.rate)
+            state.meter.set_rate(now, state.meter.rate - rate)
             if over:
                 state.meter.take_back(over)
-            del state.flows[flow]
+            if not flow_class.flows:
+                del state.classes[flow_class]
             self._dirty[link] = None
-        for account in flow.accounts:
-            account.set_rate(now, account.rate - flow.rate)
+        for account in flow_class.accounts:
+            account.set_rate(now, account.rate - rate)
             if over:
                 account.take_back(over)
-        flow.rate = 0
-        if flow.path:
+        if flow_class.path:
             self._settle_later()
 
-    def _finish(self, flow: Flow, now: int) -> None:
-        flow.finish_ns = now
+    def _finish(self, flow: Flow) -> None:
+        flow.finish_ns = self.clock.now_ns
         self.totals.finished += 1
         self.totals.finished_bytes += flow.bytes
         flow.done(flow)

@@ -16,33 +16,37 @@ def max_min_rates(
     caps: Sequence[int | None],
     capacity: Mapping[int, Any],
     divide: Callable[[Any, int], Any] = operator.floordiv,
+    flows: Sequence[int] | None = None,
 ) -> list[Any]:
-    """One rate per flow, in the unit of `capacity` and `caps` (None: no limit of its own).
+    """One rate per entry, in the unit of `capacity` and `caps` (None: no limit of its own).
 
-    All flows grow alike; where a link is full, its flows stop, and so does a flow that reaches its cap. With floor
-    division a share is rounded down to whole units, so a link with n flows may leave fewer than n units unused;
-    exact division (fractions) makes the result exact. A flow without links and without a cap is an error.
+    An entry is one flow, or as many alike as `flows` says, each of which gets the rate. All flows grow alike; where a
+    link is full, its flows stop, and so does a flow that reaches its cap. With floor division a share is rounded down
+    to whole units, so a link with n flows may leave fewer than n units unused; exact division (fractions) makes the
+    result exact. A flow without links and without a cap is an error.
     """
     rates: list[Any] = [None] * len(paths)
+    alike = [1] * len(paths) if flows is None else flows
     users: dict[int, list[int]] = {}
-    for flow, path in enumerate(paths):
-        if not path and caps[flow] is None:
+    for entry, path in enumerate(paths):
+        if not path and caps[entry] is None:
             raise ValueError("a flow needs a link or a cap")
         for link in path:
-            users.setdefault(link, []).append(flow)
+            users.setdefault(link, []).append(entry)
     left = {link: capacity[link] for link in users}
-    count = {link: len(flows) for link, flows in users.items()}
+    count = {link: sum([alike[entry] for entry in entries]) for link, entries in users.items()}
     # a link's share never falls while flows stop at or below it, so stale heap entries are lower bounds
     levels = [(divide(left[link], count[link]), link) for link in users]
     heapq.heapify(levels)
-    limited = sorted((cap, flow) for flow, cap in enumerate(caps) if cap is not None)
+    limited = sorted((cap, entry) for entry, cap in enumerate(caps) if cap is not None)
     next_cap = 0
 
-    def stop(flow: int, rate: Any) -> None:
-        rates[flow] = rate
-        for link in paths[flow]:
-            left[link] -= rate
-            count[link] -= 1
+    def stop(entry: int, rate: Any) -> None:
+        rates[entry] = rate
+        number = alike[entry]
+        for link in paths[entry]:
+            left[link] -= rate * number
+            count[link] -= number
 
     while True:
         while levels:
@@ -57,12 +61,12 @@ def max_min_rates(
         while next_cap < len(limited) and rates[limited[next_cap][1]] is not None:
             next_cap += 1
         if next_cap < len(limited) and (not levels or limited[next_cap][0] <= levels[0][0]):
-            cap, flow = limited[next_cap]
-            stop(flow, cap)
+            cap, entry = limited[next_cap]
+            stop(entry, cap)
         elif levels:
             share, link = heapq.heappop(levels)
-            for flow in users[link]:
-                if rates[flow] is None:
-                    stop(flow, share)
+            for entry in users[link]:
+                if rates[entry] is None:
+                    stop(entry, share)
         else:
             return rates

@@ -88,6 +88,18 @@ def test_every_flow_has_a_bottleneck(flows, sizes):
         )
 
 
+@settings(max_examples=300, deadline=None)
+@given(paths_strategy, capacities, st.data())
+def test_flows_counted_in_one_entry_get_what_they_get_one_by_one(flows, sizes, data):
+    numbers = data.draw(st.lists(st.integers(1, 9), min_size=len(flows), max_size=len(flows)))
+    paths = [tuple(sorted(links)) for links, _ in flows]
+    caps = [cap for _, cap in flows]
+    order = data.draw(st.permutations([entry for entry, number in enumerate(numbers) for _ in range(number)]))
+    single = max_min_rates([paths[i] for i in order], [caps[i] for i in order], dict(enumerate(sizes)))
+    counted = max_min_rates(paths, caps, dict(enumerate(sizes)), flows=numbers)
+    assert single == [counted[i] for i in order]
+
+
 def test_a_textbook_case():
     """Bertsekas and Gallager's figure 6.17: five sessions on four links of capacity 1 give 1/3, 1/3, 1/3, 2/3, 1."""
     paths = [(0, 1), (1,), (1, 2), (2,), (3,)]
