@@ -72,9 +72,9 @@ class Load(Strict):
     history_s: NonNegative = Field(
         0.0,
         description="sessions have been arriving for this long when the run begins (poisson and uniform): of those "
-        "that came before, the calls are sent that the trace has from then on, and no cache holds anything of them; "
-        "a load in its steady state, where a run that begins with nobody has young sessions alone. Measure after a "
-        "warm-up (warmup_s) as long as caches retain",
+        "that came before, the calls are sent that the trace has from then on (by their recorded times, `t`), and no "
+        "cache holds anything of them; a load in its steady state, where a run that begins with nobody has young "
+        "sessions alone. Measure after a warm-up (warmup_s) as long as caches retain",
     )
     warmup_s: NonNegative = Field(0.0, description="calls that end before this virtual time are not measured, seconds")
     until_s: Positive | None = Field(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from harness.clock import NS_PER_S, to_ns
 from harness.errors import InputError
 from harness.experiment import Load
-from harness.load.midway import under_way
+from harness.load.midway import has_times, under_way
 from harness.trace.model import Session
 
 
@@ -48,11 +48,20 @@ def arriving(
 ) -> tuple[list[Session], list[int]]:
     """Sessions as a run sends them, and when each arrives in ns; with `load.history_s`, some are cut or left out.
 
-    InputError where all arrive before the run begins: what is left of them is no load in its steady state.
+    InputError where all arrive before the run begins: what is left of them is no load in its steady state; and where a
+    session's calls carry no times: what of it is left depends on them.
     """
     starts = session_starts_ns(load, sessions, nodes, seed, where)
     if not load.history_s:
         return list(sessions), starts
+    untimed = next((s.id for s in sessions if not has_times(s)), None)
+    if untimed is not None:
+        raise InputError(
+            f"load.history_s: {load.history_s:g}",
+            f"goes by the recorded times of calls, and those of session {untimed} have none: all its t are 0, although "
+            "calls follow others",
+            "give a trace whose calls have their t, or leave load.history_s out",
+        )
     if max(starts, default=0) <= 0:
         raise InputError(
             f"load.history_s: {load.history_s:g}",

@@ -31,6 +31,15 @@ def under_way(sessions: Sequence[Session], starts_ns: Sequence[int]) -> tuple[li
     return some, starts
 
 
+def has_times(session: Session) -> bool:
+    """Whether the calls' t can be their recorded starts: not where all are 0 and some begin after others.
+
+    Gaps do not replace them: a call begins a gap after others have ended, and when that is depends on the cluster.
+    """
+    calls = session.calls
+    return not calls or calls[-1].t_s > 0 or not any(call.deps or call.gap_s for call in calls)
+
+
 def _at_ns(call: Call) -> int:
     return to_ns(call.t_s)
 

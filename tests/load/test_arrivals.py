@@ -89,6 +89,16 @@ def test_a_history_beyond_the_last_arrival_is_named(sessions: list[Session]) -> 
         arriving(load, sessions, 1, 1, "x")
 
 
+def test_a_history_needs_times_that_say_which_calls_are_over() -> None:
+    load = Load(arrivals="uniform", sessions_per_hour_per_node=60, history_s=90)
+    sessions = [_session("timed", 0, 5), _session("gaps alone", 0, 0), _session("late", 0, 5)]
+    with pytest.raises(InputError, match=r"^load\.history_s: 90: .* session gaps alone have none: .*; .* leave load"):
+        arriving(load, sessions, 1, 1, "x")
+    at_once = [Session(name, 64, [_session(name, 0).calls[0]] * 2) for name in "abc"]
+    some, _ = arriving(load, at_once, 1, 1, "x")
+    assert [s.id for s in some] == ["c"], "calls that wait for nothing and are all at 0 begin with their session"
+
+
 @pytest.mark.parametrize("more", [{"arrivals": "at_once"}, {"gap_cap_s": 10}])
 def test_a_history_needs_a_rate_and_recorded_gaps(more: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="history_s"):
