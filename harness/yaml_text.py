@@ -53,8 +53,14 @@ def read(path: Path, remedy: str) -> Any:
     """The file's document. InputError with file, line and problem for what is none, with `remedy` where it cannot be
     read. FileNotFoundError is the caller's, who knows what there is to choose from.
     """
+    return read_with_text(path, remedy)[1]
+
+
+def read_with_text(path: Path, remedy: str) -> tuple[str, Any]:
+    """As `read`, with the file's text before the document, for who keeps the file as it is."""
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return text, parse(text)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -223,16 +223,11 @@ def plugin_name(plugin: Json) -> str:
 def load(path: Path) -> tuple[str, Json]:
     """The user's file as text and as YAML; InputError if it is not an EndpointPickerConfig."""
     where = str(path)
+    remedy = "give the path of an EndpointPickerConfig YAML file"
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            where, f"cannot be read ({error})", "give the path of an EndpointPickerConfig YAML file"
-        ) from error
-    try:
-        document = yaml_text.parse(text)
-    except yaml.YAMLError as error:
-        raise InputError(where, f"is not YAML ({' '.join(str(error).split())})", "correct the syntax") from error
+        text, document = yaml_text.read_with_text(path, remedy)
+    except FileNotFoundError:
+        raise InputError(where, "no such file", remedy) from None
     if not isinstance(document, dict) or document.get("kind") != "EndpointPickerConfig":
         raise InputError(where, "is not an EndpointPickerConfig", "start it with `kind: EndpointPickerConfig`")
     entries = document.get("plugins")
