@@ -26,7 +26,6 @@ from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Experiment
 from harness.folders import writing
 from harness.front_end import FrontEndTimes
-from harness.load.arrivals import arriving
 from harness.placement import PoolPlan, plan_pools, price_of, with_nodes
 from harness.progress import Progress, ProgressSink
 from harness.results.runinfo import RunInfo
@@ -38,7 +37,7 @@ from harness.simulation import GroupKind, Simulation, SimulationConfig
 from harness.tier_facts import tier_facts
 from harness.tiers import build_tiers
 from harness.usage import Usage, cpu_s
-from harness.workload import Loaded, load_sessions
+from harness.workload import Loaded, as_sent, load_sessions
 
 
 class Interrupted(HarnessError):
@@ -74,10 +73,7 @@ def run_experiment(
     clock = VirtualClock()
     tiers, split, ranks = _below(experiment, pools, clock, model)
     router = make_router(experiment, endpoints, model, engine, out / "logs", _gpu_blocks(pools))
-    sessions, starts_ns = arriving(
-        experiment.load, loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
-    )
-    loaded = Loaded(sessions, loaded.path)
+    loaded, starts_ns = as_sent(experiment, loaded)
     expected = len(loaded.sent(experiment.trace.max_call_tokens))
     title = position + (label or str(router.identity().get("config")))
     progress = make_progress(title, expected, experiment.load.until_s) if show_progress else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.errors import InputError
 from harness.experiment import Experiment
-from harness.load.arrivals import in_order
+from harness.load.arrivals import arriving, in_order
 from harness.trace.model import Call, Session
 from harness.trace.read import read_trace
 
@@ -57,3 +57,11 @@ def load_sessions(experiment: Experiment) -> Loaded:
             "raise it or set it to null, and choose a profile whose KV cache can hold them (`harness profile list`)",
         )
     return loaded
+
+
+def as_sent(experiment: Experiment, loaded: Loaded) -> tuple[Loaded, list[int]]:
+    """The trace as a run sends it, and when each session arrives in ns (see `arriving`)."""
+    sessions, starts_ns = arriving(
+        experiment.load, loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
+    )
+    return Loaded(sessions, loaded.path), starts_ns

@@ -24,7 +24,6 @@ from harness.experiment import Experiment, resolved_yaml
 from harness.folders import writing
 from harness.live import bench_tiers
 from harness.live.config import LiveConfig
-from harness.load.arrivals import arriving
 from harness.load.prompts import Origins
 from harness.load.session import SessionRun
 from harness.placement import plan_pools, with_nodes
@@ -34,7 +33,7 @@ from harness.results.runinfo import LoadFacts, RunInfo
 from harness.results.store import Run, write_run
 from harness.run_facts import left_out_note
 from harness.runner import Interrupted, undisturbed
-from harness.workload import Loaded, load_sessions
+from harness.workload import Loaded, as_sent, load_sessions
 
 SERVED_BY = "x-served-by"
 """Response header of the gateway: the worker's address."""
@@ -116,10 +115,8 @@ class Bench:
     """One replay. `records` fill up as calls end."""
 
     def __init__(self, experiment: Experiment, loaded: Loaded, url: str, token_ids: bool) -> None:
-        sessions, self._starts_ns = arriving(
-            experiment.load, loaded.sessions, experiment.cluster.nodes, experiment.seed, "experiment"
-        )
-        self.experiment, self.loaded, self.url = experiment, Loaded(sessions, loaded.path), url.rstrip("/")
+        self.loaded, self._starts_ns = as_sent(experiment, loaded)
+        self.url = url.rstrip("/")
         try:
             httpx.URL(self.url)
         except httpx.InvalidURL as error:
