@@ -50,15 +50,17 @@ def rounded(values: Any, digits: int = 4) -> list[float | None]:
 
 
 def run_line(run: Run, index: int, x: Any, y: Any, hover: str, **more: Any) -> dict[str, Any]:
+    """A run's line; a point by itself is a dot, as a line of one point cannot be seen."""
     dash = "dot" if run.info.is_baseline else _DASHES[index // PALETTE_SIZE % len(_DASHES)]
     return {
         "type": "scatter",
-        "mode": "lines",
+        "mode": "lines" if len(x) > 1 else "markers",
         "name": safe_text(run.info.title),
         "meta": {"run": index},
         "x": rounded(x),
         "y": rounded(y),
         "line": {"color": run_color(index), "width": 2, "dash": dash},
+        **({} if len(x) > 1 else {"marker": {"color": run_color(index), "size": 6}}),
         "hovertemplate": hover,
         **more,
     }

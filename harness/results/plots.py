@@ -124,7 +124,7 @@ def balance_figure(runs: Sequence[Run]) -> Figure | None:
 def time_figure(runs: Sequence[Run]) -> Figure | None:
     curves = [series.percentile_over_time(run.calls, 90) for run in runs]
     found = [y for _, y in curves if len(y)]
-    if not found:
+    if not any(len(y) > 1 for y in found):  # one point is no course: too few calls (series.MIN_CALLS)
         return None
     unit, size = time_unit(end_s(runs))
     hover = f"%{{x:.3g}} {unit}: p90 %{{y:.3g}} s<extra>%{{fullData.name}}</extra>"
@@ -156,7 +156,7 @@ def cluster_figure(runs: Sequence[Run]) -> Figure | None:
             x, running, waiting = series.cluster_load(run.timeline)
             hover = f"%{{x:.3g}} {unit}: %{{y:.3g}} requests<extra>%{{fullData.name}}</extra>"
             data.append(run_line(run, i, x / size, running + waiting, hover))
-    if not data:
+    if not any(len(line["x"]) > 1 for line in data):  # a run within one bin has no course
         return None
     layout = {
         "xaxis": axis_of(f"virtual time ({unit})", range=[0, end_s(runs) / size]),

@@ -166,12 +166,17 @@ def shared_figure(runs: Sequence[Run]) -> Figure | None:
 
 
 def links_figure(runs: Sequence[Run]) -> Figure | None:
-    """Of each kind of link the busiest one's use; the six kinds that are used most."""
+    """Of each kind of link the busiest one's use; the six kinds that are used most.
+
+    None where all would be 0: a run whose transfers take less than 1 % of its seconds, which the table of links says.
+    """
     use: dict[str, list[float | None]] = {}
     for i, run in enumerate(runs):
         for kind in (run.summary.get("tier") or {}).get("links") or []:
             p99 = kind["busiest"]["utilisation_p99"]
             use.setdefault(kind["kind"], [None] * len(runs))[i] = None if p99 is None else 100 * p99
+    if not any(value for values in use.values() for value in values):
+        return None
     kinds = sorted(use, key=lambda kind: -max([v for v in use[kind] if v is not None], default=0.0))[:6]
     shown = [kind for kind in use if kind in kinds]
     return facets_of(runs, [(link_name(kind), use[kind], 160.0, " %") for kind in shown], height=90)

@@ -23,6 +23,7 @@ from harness.results.plots import PLOTS, figures
 from harness.results.records import digest
 from harness.results.report import render_html
 from harness.results.store import Run, distinct, find_runs, load_run, report, write_comparison, write_run
+from harness.results.timeline import TimelineRecorder
 from tests.results.synthetic import SHAPES, S, Shape, make_info, make_records, make_timeline
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028 %{x} <a href='javascript:1'>"
@@ -223,6 +224,19 @@ def test_every_plot_is_made_and_runs_keep_their_colour(runs: list[Run]) -> None:
     for key in ("hits", "balance", "parts"):
         assert all(t["marker"]["color"] == [f"@run{i}" for i in range(5)] for t in made[key]["data"])
     assert {t["meta"]["run"] for t in made["gap"]["data"]} == {0, 1}, "only configs that score prefixes"
+
+
+def test_what_has_one_point_in_time_is_left_out_or_a_dot_beside_curves(tmp_path: Path, runs: list[Run]) -> None:
+    records = make_records(SHAPES[0], calls=40, hours=0.5 / 3600)
+    timeline = TimelineRecorder([e // 8 for e in range(64)]).finish(S // 2)
+    short = write_run(tmp_path, records, make_info(SHAPES[0], records, window_ns=(0, None)), timeline)
+    assert {"time", "cluster"}.isdisjoint(figures([short])) and "ttft" in figures([short])
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Not shown, for want of data: Time to first token over the run; Requests in the cluster" in page
+    for key in ("time", "cluster"):
+        curve, dot = figures([runs[0], short])[key]["data"]
+        assert (curve["mode"], dot["mode"], len(dot["x"])) == ("lines", "markers", 1)
+        assert dot["marker"]["color"] == "@run1"
 
 
 def test_axes_carry_units(runs: list[Run]) -> None:

@@ -60,6 +60,15 @@ def test_all_plots_of_tiers_have_data_beside_a_run_without(tmp_path: Path) -> No
     assert list(figures(runs, TIER_PLOTS)) == [plot.key for plot in TIER_PLOTS]
 
 
+def test_links_that_are_idle_in_all_runs_have_no_bars_of_zero(tmp_path: Path) -> None:
+    run = _run(tmp_path)
+    for kind in run.summary["tier"]["links"]:
+        kind["busiest"]["utilisation_p99"] = 0.0
+    assert "tier-links" not in figures([run], TIER_PLOTS)
+    run.summary["tier"]["links"][0]["busiest"]["utilisation_p99"] = 0.01
+    assert "tier-links" in figures([run], TIER_PLOTS)
+
+
 def test_the_caption_of_the_wait_names_all_shades_of_the_bar() -> None:
     (caption,) = (plot.caption for plot in PLOTS if plot.key == "parts")
     for words in ("Full colour: waiting", "Lighter: bringing KV back", "Lightest: computing", "gateway, router"):
