@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 from fake_workers.pricing.profile import StepProfile
 from harness.clock import to_ns
 from harness.experiment import Experiment, resolved_yaml
+from harness.identity import harness_code, harness_version, package_version
 from harness.placement import PoolPlan
 from harness.results.records import COMPLETED, IN_FLIGHT
 from harness.results.runinfo import LoadFacts, Prices, RunInfo
@@ -91,7 +91,12 @@ def run_info(
         steps=simulation.counts.steps,
         invalid=invalid,
         notes=notes,
-        versions={"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        versions={
+            "harness": harness_version(),
+            "harness code": harness_code(),
+            "python": platform.python_version(),
+            **{name: package_version(name) for name in _PACKAGES},
+        },
     )
 
 
@@ -321,10 +326,3 @@ def left_out_note(experiment: Experiment, loaded: Loaded) -> str:
         f"{len(out):,} of {len(calls):,} calls, with {share:.0%} of the trace's input tokens, are longer than "
         f"{longest:,} tokens and were left out (trace.max_call_tokens)"
     )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"

@@ -26,6 +26,7 @@ from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Experiment
 from harness.folders import writing
 from harness.front_end import FrontEndTimes
+from harness.identity import harness_code
 from harness.placement import PoolPlan, plan_pools, price_of, with_nodes
 from harness.progress import Progress, ProgressSink
 from harness.results.runinfo import RunInfo
@@ -63,6 +64,7 @@ def run_experiment(
     `loaded` saves reading the trace again; `label` and `settings` say how results call this run and in what it differs
     from those beside it.
     """
+    harness_code()  # that which runs: its files may be edited meanwhile
     loaded = loaded or load_sessions(experiment)
     pools = plan_pools(experiment)
     experiment = with_nodes(experiment, pools)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -13,9 +14,9 @@ from harness.folders import writing
 from harness.results.runinfo import read_info
 from harness.results.store import INFO
 from harness.studies.finding import Finding, Scale, Summary, derived, label
-from harness.studies.taken_over import take_over
+from harness.studies.taken_over import stranger, take_over
 from harness.sweep.points import Point, described, file_digests
-from harness.sweep.pool import Listed, Processes, claim, drive, summary_of
+from harness.sweep.pool import Listed, Processes, claim, drive, finished, summary_of
 from harness.trace.generate import generate_sessions
 from harness.trace.profile import load_profile
 from harness.trace.write import write_trace
@@ -75,17 +76,18 @@ def run_finding(
     if named:
         specification["files"] = named
     claim(out, specification, RECORD)
-    if not trace.exists():
-        partial = trace.with_name(f"part-{trace.name}")
-        with writing(out):
-            write_trace(partial, generate_sessions(profile, made.seed, sessions))
-            partial.rename(trace)
     if not named:  # files that arms name may have been edited since the others ran
         with writing(out):
             taken = take_over(points, out)
         for name, run in taken.items():
-            if show_progress:
-                print(f"{name}: taken over from {run}", file=sys.stderr)
+            strange = stranger(out / name)
+            if show_progress or strange:
+                print(f"{name}: taken over from {run}" + (f", {strange}" if strange else ""), file=sys.stderr)
+    if not trace.exists() and not all(finished(out / point.name) for point in points):
+        partial = trace.with_name(f"part-{trace.name}")
+        with writing(out):
+            write_trace(partial, generate_sessions(profile, made.seed, sessions))
+            partial.rename(trace)
     ended = drive(
         Listed(points), out, Processes(jobs), f"study {finding.name}", len(points), show_progress=show_progress
     )
@@ -99,8 +101,14 @@ def run_finding(
         if summary is None:
             raise ComponentError("study", f"{out / point.name} has lost its summary", "run the same command again")
         runs.setdefault(point.values["arm"], []).append(derived(summary, point.experiment.cluster.nodes))
-    versions = read_info(out / points[0].name / INFO).versions
+    versions = versions_of([read_info(out / point.name / INFO).versions for point in points])
     return FindingResult(finding, scale, {arm: mean_of(some) for arm, some in runs.items()}, runs, versions)
+
+
+def versions_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Versions that all runs have in common, and of the others each; runs that were taken over may have others."""
+    some = {name: list(dict.fromkeys(run.get(name, "unknown") for run in runs)) for run in runs for name in run}
+    return {name: values[0] if len(values) == 1 else ", ".join(map(str, values)) for name, values in some.items()}
 
 
 def mean_of(summaries: list[Summary]) -> Summary:

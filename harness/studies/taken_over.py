@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import InputError
 from harness.experiment import Experiment, load_experiment, resolved_yaml
+from harness.identity import harness_code, harness_version
 from harness.results.records import to_records
-from harness.results.store import load_run, write_run
+from harness.results.runinfo import read_info
+from harness.results.store import INFO, load_run, write_run
 from harness.run_facts import prices_of
 from harness.sweep.points import Point
 from harness.sweep.pool import finished
 from harness.sweep.worker import POINT
 
+_HARNESS: dict[str, Callable[[], str]] = {"harness": harness_version, "harness code": harness_code}
+"""Of which harness a run is, as run.json keeps it. LMCache's release goes with it: each harness takes one only."""
 _PARTIAL = ".part-"
 """Begins the name of a copy under way, or of one that was cut off: no run to copy from."""
 
@@ -37,7 +41,8 @@ def take_over(points: Sequence[Point], out: Path) -> dict[str, Path]:
             continue
         try:
             made = load_experiment(file)
-        except InputError:
+            read_info(run / INFO)
+        except InputError:  # an older harness's, or broken: it is run instead
             continue
         there = _what(made)
         for name in [name for name, wanted in missing.items() if wanted == there]:
@@ -58,6 +63,20 @@ def take_over(points: Sequence[Point], out: Path) -> dict[str, Path]:
                 continue
         partial.rename(out / name)
     return found
+
+
+def stranger(run: Path) -> str:
+    """What to say of a run that another harness made, or one that did not say which it was; nothing of one of ours.
+
+    Such a run is taken over all the same: most changes leave its results alone, and whoever knows of one that does not
+    can give a folder elsewhere.
+    """
+    made = read_info(run / INFO).versions
+    known = [made[name] for name in _HARNESS if name in made]
+    ours = [get() for get in _HARNESS.values()]
+    if known == ours:
+        return ""
+    return f"made by another harness ({', '.join(known) or 'unknown'}; this is {', '.join(ours)})"
 
 
 def _what(experiment: Experiment) -> dict[str, Any]:

@@ -12,11 +12,16 @@ import pytest
 import yaml
 
 from harness.errors import InputError
+from harness.identity import harness_code, harness_version
+from harness.results.runinfo import write_info
+from harness.results.store import INFO
 from harness.studies.anatomy import kv_sizes, workload
 from harness.studies.finding import Check, Figure, Finding, broken, finding_names, load_finding, only, ours
-from harness.studies.finding_run import FindingResult, mean_of, run_finding
+from harness.studies.finding_run import FindingResult, mean_of, run_finding, versions_of
 from harness.studies.finding_text import figure_cells, holds, run_notes
+from harness.studies.taken_over import stranger
 from tests.harness.test_cli import _environment
+from tests.results.synthetic import SHAPES, make_info, make_records
 
 ARMS = {"a": {"x": {"y": 2.0}}, "b": {"x": {"y": 5.0}}, "c": {"x": {"y": 4.0}}}
 
@@ -209,6 +214,27 @@ def test_workload_stays_near_the_published_trace() -> None:
     assert sum(row.met[0] for row in rows) >= 0.95 * len(rows)
 
 
+def test_versions_of_runs_that_differ_are_all_named() -> None:
+    assert versions_of(
+        [{"python": "3.11", "harness": "1"}, {"python": "3.11"}, {"python": "3.11", "harness": "2"}]
+    ) == {
+        "python": "3.11",
+        "harness": "1, unknown, 2",
+    }
+
+
+def test_a_run_of_another_harness_is_said_to_be_one(tmp_path: Path) -> None:
+    records = make_records(SHAPES[0], 3)
+    ours = {"harness": harness_version(), "harness code": harness_code()}
+    for versions, said in (
+        (ours, ""),
+        ({}, "made by another harness (unknown; this is "),
+        (ours | {"harness code": "0123456789ab"}, f"made by another harness ({harness_version()}, 0123456789ab; this"),
+    ):
+        write_info(tmp_path / INFO, make_info(SHAPES[0], records, versions=versions))
+        assert stranger(tmp_path).startswith(said) and bool(stranger(tmp_path)) == bool(said)
+
+
 @pytest.mark.slow
 def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(OWN))
@@ -231,6 +257,11 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     assert (tmp_path / "p" / "cached" / "calls.parquet").stat().st_mtime_ns == (
         (tmp_path / "o" / "cached" / "calls.parquet").stat().st_mtime_ns
     ), "the common arm is copied"
+    none = tmp_path / "part.yaml"
+    none.write_text(yaml.safe_dump(OWN | {"name": "part", "arms": OWN["arms"][:1], "checks": [], "figures": []}))
+    part = run_finding(load_finding(str(none)), "small", tmp_path / "s", show_progress=False)
+    assert part.runs["cached"][0]["digest"] == digests["cached"]
+    assert not list((tmp_path / "s").glob("*trace-*")), "no trace is made for runs that are taken over"
     assert other.runs["cold"][0]["digest"] != digests["cold"], "another arm of that name is run"
     prices = {"name": "dear", "input_uncached": 4.0, "input_cached": 2.0, "output": 1.0}
     dear = OWN | {"name": "dear", "arms": [{"name": "cached", "set": {"prices": prices}}, SMALLER]}
@@ -242,7 +273,7 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     assert costs["per_million_input"] == pytest.approx(4 - 2 * unpriced["hit_rate"]["token"])
     assert costs["per_session"] > 0 and costs["priced_with"] == "dear"
     assert "input_cached: 2.0" in (tmp_path / "q" / "cached" / "experiment.resolved.yaml").read_text()
-    for study in ("o", "p", "q"):
+    for study in ("o", "p", "q", "s"):
         (tmp_path / study / "cached" / "calls.parquet").write_bytes(b"PAR1")
     dearer = dear | {"arms": [{"name": "cached", "set": {"prices": prices | {"output": 2.0}}}, SMALLER]}
     (tmp_path / "dearer.yaml").write_text(yaml.safe_dump(dearer | {"checks": [], "figures": []}))
