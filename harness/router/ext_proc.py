@@ -35,6 +35,8 @@ DESTINATION = "x-gateway-destination-endpoint"
 _METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _CHUNK_BYTES = 1 << 20
 _CALL_TIMEOUT_S = 30.0
+_END_WITHIN_S = 2.0
+"""Streams that are dropped end without the router; this only bounds what is done in vain."""
 _STREAM_HEADERS = {":status": "200", "content-type": "text/event-stream"}
 
 
@@ -60,6 +62,8 @@ class ExtProcClient:
         self._process: Any = None
         self._told: dict[str, tuple[Any, list[tuple[bool, bytes]]]] = {}
         """Answers that are not passed through yet: (stream, chunks in order, each with whether it is the last)."""
+        self._asking: asyncio.Task[Any] | None = None
+        """What the loop was last run for; an interrupt leaves it behind."""
         self._run(self._connect())
 
     @property
@@ -122,13 +126,10 @@ class ExtProcClient:
         """Drops all streams and the channel."""
         if self._loop.is_closed():
             return
-        for call in self._calls.values():
-            call.cancel()
+        calls = [*self._calls.values(), *(call for call, _ in self._told.values())]
         self._calls.clear()
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()  # left behind by an interrupt
-        self._run(self._channel.close())
-        self._run(asyncio.sleep(0))
+        self._told.clear()
+        self._run(self._drop(calls))
         self._loop.close()
 
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -137,7 +138,9 @@ class ExtProcClient:
     def _guard(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             with _interrupts_wait():
-                return self._loop.run_until_complete(asyncio.wait_for(coroutine, _CALL_TIMEOUT_S))
+                task = self._loop.create_task(asyncio.wait_for(coroutine, _CALL_TIMEOUT_S))
+                self._asking = task
+                return self._loop.run_until_complete(task)
         except TimeoutError as error:
             raise ComponentError("router", f"no answer within {_CALL_TIMEOUT_S:g} s") from error
         except grpc.aio.AioRpcError as error:
@@ -159,6 +162,21 @@ class ExtProcClient:
             request_serializer=pb.ProcessingRequest.SerializeToString,
             response_deserializer=pb.ProcessingResponse.FromString,
         )
+
+    async def _drop(self, calls: list[Any]) -> None:
+        """Ends the streams and waits until gRPC has heard the end of each.
+
+        All loops of a process share gRPC's one queue of completions: what comes out of it for a closed loop ends in the
+        next router's loop, as "Event loop is closed". So gRPC's own tasks are waited for, not cancelled.
+        """
+        for call in calls:
+            call.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:
+            await asyncio.wait(left, timeout=_END_WITHIN_S)
+        await self._channel.close()
 
     async def _decide(
         self, request_id: str, path: str, headers: dict[str, str], body: bytes, only: str | None
