@@ -21,13 +21,13 @@ from fake_workers.api import kv_events as wire
 from harness.errors import ComponentError
 from harness.router.http_get import HttpGet, sample, samples
 from harness.router.kv_events import KvEventPublisher
+from harness.router.process import GIVE_UP_S
 
 _ADMITTED = b"kvcache_index_admissions_total"
 _IN_FLIGHT = b"llm_d_epp_inflight_tokens"
 _SENTINEL_HASH = 3 << 62
 _SENTINEL_TOKEN = 1 << 31
 """Sentinels count up from here; tokens of prompts are 31 bits wide, so no prompt meets one."""
-_TIMEOUT_S = 20.0
 _INDEX_UPDATE = re.compile(
     # The goroutine's own frame; in v0.10.0 it is started through a wait group, and that is all there is
     # before it runs.
@@ -70,13 +70,13 @@ class KvEventBarrier:
         expected = self._expected
         if self._admitted == expected:
             return
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + GIVE_UP_S
         while (seen := self._read()) < expected:
             if time.monotonic() > deadline:
                 raise ComponentError(
                     "router",
                     f"took in {seen - self._admitted:.0f} of {expected - self._admitted:.0f} KV blocks "
-                    f"within {_TIMEOUT_S:g} s",
+                    f"within {GIVE_UP_S:g} s",
                 )
         if seen > expected:
             raise ComponentError("router", f"took in {seen - expected:.0f} KV blocks that were not published")
@@ -99,13 +99,13 @@ class IndexUpdateBarrier:
 
     def pass_(self) -> None:
         """Returns at once if nothing is pending."""
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + GIVE_UP_S
         while True:
             self.polls += 1
             if _INDEX_UPDATE.search(self._pages.read("/debug/pprof/goroutine?debug=1")) is None:
                 return
             if time.monotonic() > deadline:
-                raise ComponentError("router", f"is still updating its prefix index after {_TIMEOUT_S:g} s")
+                raise ComponentError("router", f"is still updating its prefix index after {GIVE_UP_S:g} s")
 
 
 class InFlightBarrier:
@@ -138,11 +138,11 @@ class InFlightBarrier:
         if not self._due:
             return
         expected = sum(self._tokens.values())
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + GIVE_UP_S
         while (seen := self._read()) != expected:
             if time.monotonic() > deadline:
                 raise ComponentError(
-                    "router", f"counts {seen:.0f} tokens in flight instead of {expected:.0f} after {_TIMEOUT_S:g} s"
+                    "router", f"counts {seen:.0f} tokens in flight instead of {expected:.0f} after {GIVE_UP_S:g} s"
                 )
         self._due = False
 

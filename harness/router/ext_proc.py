@@ -28,13 +28,13 @@ from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from harness.errors import ComponentError
+from harness.router.process import GIVE_UP_S
 
 T = TypeVar("T")
 
 DESTINATION = "x-gateway-destination-endpoint"
 _METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _CHUNK_BYTES = 1 << 20
-_CALL_TIMEOUT_S = 30.0
 _END_WITHIN_S = 2.0
 """Streams that are dropped end without the router; this only bounds what is done in vain."""
 _STREAM_HEADERS = {":status": "200", "content-type": "text/event-stream"}
@@ -138,11 +138,11 @@ class ExtProcClient:
     def _guard(self, coroutine: Coroutine[Any, Any, T]) -> T:
         try:
             with _interrupts_wait():
-                task = self._loop.create_task(asyncio.wait_for(coroutine, _CALL_TIMEOUT_S))
+                task = self._loop.create_task(asyncio.wait_for(coroutine, GIVE_UP_S))
                 self._asking = task
                 return self._loop.run_until_complete(task)
         except TimeoutError as error:
-            raise ComponentError("router", f"no answer within {_CALL_TIMEOUT_S:g} s") from error
+            raise ComponentError("router", f"no answer within {GIVE_UP_S:g} s") from error
         except grpc.aio.AioRpcError as error:
             raise ComponentError("router", f"ext_proc stream ended: {error.code().name} {error.details()}") from error
         except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:

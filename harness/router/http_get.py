@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 
 from harness.errors import ComponentError
+from harness.router.process import GIVE_UP_S
 
 
 class HttpGet:
@@ -15,18 +16,18 @@ class HttpGet:
         self._connection: http.client.HTTPConnection | None = None
 
     def read(self, path: str) -> bytes:
-        """The page's body; one retry on a connection that the server has closed meanwhile."""
+        """The page's body; one retry on a connection that the server has closed meanwhile, none on silence."""
         for attempt in (0, 1):
             connection = self._connection
             if connection is None:
-                connection = self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=10)
+                connection = self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=GIVE_UP_S)
             try:
                 connection.request("GET", path, headers={"Accept-Encoding": "identity"})
                 response = connection.getresponse()
                 body = response.read()
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                if attempt:
+                if attempt or isinstance(error, TimeoutError):
                     raise ComponentError("router", f"its metrics port does not answer: {error}") from error
                 continue
             if response.status != 200:

@@ -58,6 +58,8 @@ class Deployment:
         self._cleanup = contextlib.ExitStack()
         self._process: RouterProcess | None = None
         self._last_numbers: dict[str, Any] | None = None
+        self._silent = False
+        """Whether the router runs and has been given up: it is not asked for its numbers, which takes as long again."""
         self.log = LogReader()
         self.adapted: Adapted = config.adapt(plan.document, str(plan.config_path), plan.coupling(0))
         self.tokenizer: TokenizerService | None = None
@@ -127,6 +129,7 @@ class Deployment:
             while process.returncode is None and time.monotonic() < deadline:
                 time.sleep(0.01)
             if process.returncode is None:
+                self._silent = True
                 raise ComponentError(error.component, error.what, error.kept or process.tail()) from error
             process.wait_drained(1.0)
             raise ComponentError("router", f"died with status {process.returncode}", process.tail()) from error
@@ -142,7 +145,7 @@ class Deployment:
             return numbers
         numbers["router_cpu_s"] = self._process.cpu_s()
         numbers["router_rss_bytes"] = self._process.rss_bytes()
-        if self._process.returncode is None and self.grpc_port:
+        if self._process.returncode is None and self.grpc_port and not self._silent:
             with contextlib.suppress(ComponentError):
                 page = self.pages.read("/metrics")
                 found = [value for name in _RUNNING for value in samples(page, name).values()]

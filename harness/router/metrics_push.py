@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from fake_workers.api.metrics import CONTENT_TYPE
 from harness.errors import ComponentError, InputError
 from harness.router.base import Endpoint
+from harness.router.process import GIVE_UP_S
 
 HOLD_S = 0.7
 _LOOK_S = 0.1
@@ -69,7 +70,7 @@ class MetricsPush:
         self._thread = threading.Thread(target=self._serve, name="metrics-push", daemon=True)
         self._thread.start()
 
-    def push(self, bodies: dict[int, bytes], timeout_s: float = 5.0) -> None:
+    def push(self, bodies: dict[int, bytes], timeout_s: float = GIVE_UP_S) -> None:
         """New pages by endpoint index; returns once the router has taken all of them over."""
         self.begin(bodies)
         self.wait(timeout_s)
@@ -87,7 +88,7 @@ class MetricsPush:
                     self._answer(worker)
             self._pending.update(bodies)
 
-    def wait(self, timeout_s: float = 5.0) -> None:
+    def wait(self, timeout_s: float = GIVE_UP_S) -> None:
         """Until the router has taken over all pages that are on their way."""
         with self._cond:
             self._wait(timeout_s)

@@ -26,6 +26,8 @@ _LAUNCH = (
     "import ctypes,os,sys;ctypes.CDLL(None).prctl(1,9);"
     "os.getppid()==int(sys.argv[1]) or os._exit(1);os.execv(sys.argv[2],sys.argv[2:])"
 )
+GIVE_UP_S = 30.0
+"""A router that has not answered for so long is given up, whatever it was asked (docs/router.md says why)."""
 _STOP_GRACE_S = 1.0
 _TAIL_LINES = 40
 _PIPE_BYTES = 1 << 20

@@ -291,6 +291,22 @@ def test_router_that_is_killed(router_release: Release, tmp_path: Path) -> None:
     assert time.monotonic() - start_s < 1
 
 
+def test_router_that_stands_still_is_waited_for_once(
+    router_release: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.router.ext_proc.GIVE_UP_S", 1.0)
+    with running(router_release, "precise", tmp_path) as router:
+        request = call([(1, 0, 4)])
+        router.decide(request)
+        os.kill(router.pid, signal.SIGSTOP)
+        with pytest.raises(ComponentError, match="no answer within 1 s"):
+            router.first_token(request.request_id)
+        start_s = time.monotonic()
+        assert router.stats()["router_in_flight"] is None
+        router.stop()
+        assert time.monotonic() - start_s < 5, "nobody asks it again, for up to 30 s"
+
+
 def test_stop_is_quick_and_frees_the_addresses(router_release: Release, tmp_path: Path) -> None:
     router = make(router_release, "load", tmp_path)
     router.start()
