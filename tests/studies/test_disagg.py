@@ -76,6 +76,13 @@ def test_the_crossover_lies_between_the_networks_that_it_separates() -> None:
     assert "plot-ttft_mean_s" in page and "200 Gbit/s" in page
 
 
+def test_without_a_crossover_the_answer_says_who_wins() -> None:
+    split = [_result("8P2D 15/s", x, t) for x, t in ((25, 0.3), (400, 0.2))]
+    slow, fast = _result("aggregated 15/s", 25, 0.4), _result("aggregated 15/s", 25, 0.1)
+    assert fabric.aggregated_wins([slow, *split], "15/s", "ttft_mean_s") == "at no bandwidth tried"
+    assert fabric.aggregated_wins([fast, *split], "15/s", "ttft_mean_s") == "at every bandwidth tried"
+
+
 def test_published_figures_stand_next_to_ours() -> None:
     arms = ratio.ratio_arms("full", 1, ("1P1D",))
     assert arms[1].published["output_tok_s"] == 1492

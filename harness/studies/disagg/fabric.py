@@ -75,7 +75,8 @@ def fabric_arms(scale: str, seed: int, out: Path) -> list[StudyArm]:
 
 
 def crossover(results: Sequence[ArmResult], rate: str, figure: str) -> float | None:
-    """Gbit/s per node below which aggregated serving has the lower figure; log-linear between networks. None: never."""
+    """Gbit/s per node below which aggregated serving has the lower figure; log-linear between networks. None: they
+    do not cross."""
     flat = next((r.figures.get(figure) for r in results if r.series == f"aggregated {rate}"), None)
     points = sorted(
         (r.x, r.figures[figure]) for r in results if r.series == f"8P2D {rate}" and r.x and r.figures.get(figure)
@@ -89,15 +90,24 @@ def crossover(results: Sequence[ArmResult], rate: str, figure: str) -> float | N
     return None
 
 
+def aggregated_wins(results: Sequence[ArmResult], rate: str, figure: str) -> str:
+    """Where aggregated serving has the lower figure, in words."""
+    at = crossover(results, rate, figure)
+    if at is not None:
+        return f"below {at:.0f} Gbit/s per node"
+    flat = next((r.figures.get(figure) for r in results if r.series == f"aggregated {rate}"), None)
+    split = [value for r in results if r.series == f"8P2D {rate}" and (value := r.figures.get(figure)) is not None]
+    everywhere = flat is not None and split and min(split) > flat
+    return "at every bandwidth tried" if everywhere else "at no bandwidth tried"
+
+
 def study(results: Sequence[ArmResult], scale: str) -> Study:
     """The study's frame and its answers."""
     rates = list(dict.fromkeys(r.series.rpartition(" ")[2] for r in results if r.series.startswith("aggregated")))
     answers = []
     for rate in rates:
         for figure, word in (("ttft_mean_s", "mean TTFT"), ("e2e_mean_s", "mean end-to-end time")):
-            at = crossover(results, rate, figure)
-            where = "at no bandwidth tried" if at is None else f"below {at:.0f} Gbit/s per node"
-            answers.append(f"{rate}: aggregated serving wins in {word} {where}")
+            answers.append(f"{rate}: aggregated serving wins in {word} {aggregated_wins(results, rate, figure)}")
     return Study(
         "pd-fabric",
         "Prefill/decode split over slower and slower networks: gpt-oss-120b, 8 prefill TP1 + 2 decode TP4 on 16 H200",
