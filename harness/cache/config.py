@@ -118,6 +118,15 @@ class OffloadingConfig(Strict):
         None, description="GPU blocks per offloaded chunk; null: 1, or by block_size"
     )
     block_size: Count | None = Field(None, description="the same in tokens; only one of the two may be given")
+    window_tokens: Annotated[int, Field(ge=2)] | None = Field(
+        None,
+        description="sliding window of the model's window layers, tokens: chunks of every group of layers, and a load of "
+        "window layers moves only what the window needs; null: all layers attend to everything",
+    )
+    window_groups: Annotated[int, Field(ge=1, le=15)] = Field(
+        1,
+        description="KV-cache groups of window layers, as vLLM makes them: each of as many layers as attend to everything",
+    )
     eviction_policy: Literal["lru", "arc"] = Field("lru", description="vLLM's eviction policy")
     store_threshold: Annotated[int, Field(ge=0)] = Field(
         0, description="store a chunk when it is offered for the n-th time; below 2: at once"
@@ -139,6 +148,11 @@ class OffloadingConfig(Strict):
     load_failure_share: Share = Field(0.0, description="share of loads that fail (seeded)")
     gpu_load: Transfer = Field(default_factory=lambda: Transfer(), description="cost of copies to a GPU")
     gpu_store: Transfer = Field(default_factory=lambda: Transfer(), description="cost of copies to host memory")
+
+    @property
+    def groups(self) -> int:
+        """KV-cache groups, each with chunks of its own."""
+        return 1 if self.window_tokens is None else 1 + self.window_groups
 
     def chunk_blocks(self, block_tokens: int) -> int:
         """GPU blocks per chunk, refused where vLLM refuses."""

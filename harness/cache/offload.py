@@ -3,6 +3,9 @@
 Each engine has a tier of its own. What is looked up, loaded, stored and evicted decides `OffloadScheduler`, by vLLM's
 rules; here copies take their time. As in vLLM's worker an engine's copies of one direction run one after the other, and
 a store begins when the step that computed its tokens has ended.
+
+A model with window layers has chunks of several KV-cache groups; each holds the layers of one group, so bytes here are
+a token's of one group.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ from harness.bins import LevelBins
 from harness.cache.base import NODE_DRAM, CacheRequest, LoadResult, Run, TierStats
 from harness.cache.chunks import ChunkKeys
 from harness.cache.config import OffloadingConfig
-from harness.cache.offload_manager import OffloadManager, make_key, origin_and_place
+from harness.cache.offload_manager import OffloadManager, group_of, make_key, origin_and_place
 from harness.cache.offload_policies import Key
-from harness.cache.offload_scheduler import Job, OffloadScheduler, OffloadState, Scheduled
+from harness.cache.offload_scheduler import Job, OffloadScheduler, OffloadState, Scheduled, WindowGroups
 from harness.cache.transfers import NodePaths, Wires, transfer_cost
 from harness.clock import VirtualClock
 
@@ -84,9 +87,11 @@ class OffloadNode:
         identity: dict[str, Any],
         prefix_caching: bool = True,
         seed: str = "1/0",
+        windows: WindowGroups | None = None,
     ) -> None:
-        """capacity: chunks per engine; tier_bytes_per_token: of a token in the tier; gpu_bytes_per_token: the same
-        summed over the GPUs that load it; store_gpus: how many GPUs of a replica write (None: all).
+        """capacity: chunks per engine, of all groups; tier_bytes_per_token: of a token of one group in the tier;
+        gpu_bytes_per_token: the same summed over the GPUs that load it; store_gpus: how many GPUs of a replica write
+        (None: all).
         """
         self.clock = clock
         self.config = config
@@ -115,6 +120,7 @@ class OffloadNode:
                     chunk_blocks,
                     config.offload_prompt_only,
                     prefix_caching,
+                    windows,
                 )
             )
             for _ in range(ranks)
@@ -145,11 +151,11 @@ class OffloadNode:
         if job is None:
             return
         rank.hit_tokens += external_tokens
-        nbytes = external_tokens * self._gpu_bytes
+        nbytes = job.tokens * self._gpu_bytes
         asked = started = self.clock.now_ns
 
         def arrived() -> None:
-            rank.read_bytes += external_tokens * self._token_bytes
+            rank.read_bytes += job.tokens * self._token_bytes
             failed = self._random.random() < self.config.load_failure_share
             done(
                 LoadResult(
@@ -299,8 +305,7 @@ class OffloadNode:
 
     def _start(self, rank: int, jobs: list[Job]) -> None:
         for job in jobs:
-            nbytes = len(job.keys) * self.chunk_tokens * self._token_bytes
-            self._copy(rank, _Copy(job, nbytes, lambda: None))
+            self._copy(rank, _Copy(job, job.tokens * self._token_bytes, lambda: None))
 
     def _copy(self, rank: int, copy: _Copy) -> None:
         """Begins when the engine's earlier copies of this direction have ended."""
@@ -341,7 +346,10 @@ class OffloadNode:
             request.wake()
 
     def _note(self, rank: int) -> None:
-        """How full the tier is, and the manager's events as runs of engine blocks."""
+        """How full the tier is, and the manager's events as runs of engine blocks.
+
+        Those of window groups are left out: routers pass them over (isPrefixIndexableSpecKind in llm-d's kvevents).
+        """
         place = self.ranks[rank]
         manager = place.scheduler.manager
         self.level.change(self.clock.now_ns, manager.used - place.used)
@@ -352,7 +360,7 @@ class OffloadNode:
         hashes: Any = "block" if self.config.self_describing_kv_events else "placeholder"
         size, now = self.chunk_blocks, self.clock.now_ns
         for stored, keys in manager.events:
-            for origin, first, end in _runs(keys):
+            for origin, first, end in _runs([key for key in keys if not group_of(key)]):
                 self._events.append(
                     TierEvent(now, MEDIUM, stored, origin, first * size, (end - first) * size, hashes, size, rank)
                 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fake_workers.engine.connector import ConnectorOptions
 from harness.cache.config import OffloadingConfig
 from harness.cache.offload import OffloadNode
+from harness.cache.offload_scheduler import WindowGroups
 from harness.cache.tier import SharedTier
 from harness.cache.transfers import NodePaths, Wires
 from harness.clock import VirtualClock
@@ -59,6 +60,7 @@ class OffloadCluster:
         """`engines[k]`: of node k. kv_bytes_per_token: of the whole model, each byte once."""
         self.tiers: list[SharedTier] = []
         chunk_blocks = config.chunk_blocks(block_tokens)
+        windows = None if config.window_tokens is None else WindowGroups(config.window_tokens, config.window_groups)
         wires = Wires(fabric, lambda: clock.now_ns)
         self.clock = clock
         self.fabric = fabric
@@ -78,7 +80,8 @@ class OffloadCluster:
             # every worker keeps what it holds, replicated heads too; where all hold the same (MLA) there is one copy,
             # which one of them writes and each reads
             one_copy = engine.tp > 1 and engine.kv_bytes_per_token_rank >= kv_bytes_per_token
-            in_tier = engine.kv_bytes_per_token_rank * (1 if one_copy else engine.tp)
+            on_gpu = _group_bytes(config, engine.kv_bytes_per_token_rank)
+            in_tier = on_gpu * (1 if one_copy else engine.tp)
             self.nodes.append(
                 OffloadNode(
                     clock,
@@ -88,7 +91,7 @@ class OffloadCluster:
                     block_tokens=block_tokens,
                     chunk_blocks=chunk_blocks,
                     tier_bytes_per_token=in_tier,
-                    gpu_bytes_per_token=engine.kv_bytes_per_token_rank * engine.tp,
+                    gpu_bytes_per_token=on_gpu * engine.tp,
                     store_gpus=1 if one_copy else None,
                     wires=wires,
                     paths=None
@@ -97,11 +100,23 @@ class OffloadCluster:
                     identity=identity,
                     prefix_caching=prefix_caching,
                     seed=f"{seed}/{node}",
+                    windows=windows,
                 )
             )
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+def _group_bytes(config: OffloadingConfig, token_bytes: int) -> int:
+    """What one GPU holds of a token's KV in the layers of one group."""
+    if token_bytes % config.groups:
+        raise InputError(
+            "cache.offloading.window_groups",
+            f"a token's {token_bytes:,} bytes of KV are not the same in {config.groups} groups of layers",
+            "give the number of groups of window layers that vLLM makes of the model",
+        )
+    return token_bytes // config.groups
 
 
 def _chunks(config: OffloadingConfig, chunk_bytes: int) -> int:

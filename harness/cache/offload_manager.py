@@ -1,7 +1,7 @@
 """What a CPU tier of one engine holds: vLLM 0.32's CPUOffloadingManager, decision for decision.
 
-vllm/v1/kv_offload/cpu/manager.py; tests/differential holds the two equal call by call. One KV-cache group; stores and
-loads never fail half-way (vLLM asserts the same).
+vllm/v1/kv_offload/cpu/manager.py; tests/differential holds the two equal call by call. Chunks of all KV-cache groups
+share the capacity and one order of eviction. Stores and loads never fail half-way (vLLM asserts the same).
 """
 
 from __future__ import annotations
@@ -185,16 +185,30 @@ class OffloadManager:
             offers[key] = 1
 
 
+_GROUP_AT, _GROUPS = 28, 16
+_PLACE = (1 << _GROUP_AT) - 1
+
+
 def make_key(origin: int, index: int) -> Key:
-    """The chunk of one prompt at place `index`, named by the origin of its last block."""
+    """The chunk of one prompt at place `index`, named by the origin of its last block, of the first group."""
     return (origin + 1) << 32 | index
 
 
-def _place(key: Key) -> int:
-    """A chunk's place in the prompt."""
-    return key & 0xFFFFFFFF
+def in_group(key: Key, group: int) -> Key:
+    """The chunk of another KV-cache group (at most 16) at the place of a chunk of the first one."""
+    return key | group << _GROUP_AT
+
+
+def group_of(key: Key) -> int:
+    """The KV-cache group that a chunk belongs to."""
+    return key >> _GROUP_AT & _GROUPS - 1
 
 
 def origin_and_place(key: Key) -> tuple[int, int]:
-    """The inverse of `make_key`."""
-    return (key >> 32) - 1, key & 0xFFFFFFFF
+    """The inverse of `make_key`, whatever the group."""
+    return (key >> 32) - 1, key & _PLACE
+
+
+def _place(key: Key) -> int:
+    """A chunk's place in the prompt, groups in their order within a place (order_request_keys)."""
+    return (key & _PLACE) * _GROUPS + group_of(key)

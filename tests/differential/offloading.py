@@ -4,8 +4,9 @@
 
 A random driver plays the engine: requests of a few families of prompts are looked up, loaded, computed in chunks,
 decoded, preempted, aborted and ended, copies end in random order. Both sides get the same calls; compared are every
-answer of a lookup, the keys of every load and store, evictions in their order, what ends up stored, and the KV events
-on the wire. With `wrong` our side has the other eviction policy.
+answer of a lookup, the keys and blocks of every load and store, evictions in their order, what ends up stored, and the
+KV events on the wire; one KV-cache group, or one with full attention and one or two with a sliding window. With `wrong`
+our side has the other eviction policy.
 One JSON line per workload on stdout.
 """
 
@@ -29,13 +30,24 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import ( 
     OffloadingConnectorScheduler,
 )
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash  # noqa: E402
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec  # noqa: E402
-from vllm.v1.kv_offload.base import OffloadingKVEventsConfig  # noqa: E402
+from vllm.v1.kv_cache_interface import (  # noqa: E402
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    SlidingWindowSpec,
+)
+from vllm.v1.kv_offload.base import OffloadingKVEventsConfig, get_offload_group_idx  # noqa: E402
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager  # noqa: E402
 from vllm.v1.request import RequestStatus  # noqa: E402
 
-from harness.cache.offload_manager import OffloadManager, make_key  # noqa: E402
-from harness.cache.offload_scheduler import Job, OffloadScheduler, OffloadState, Scheduled  # noqa: E402
+from harness.cache.offload_manager import OffloadManager, group_of, make_key, origin_and_place  # noqa: E402
+from harness.cache.offload_scheduler import (  # noqa: E402
+    Job,
+    OffloadScheduler,
+    OffloadState,
+    Scheduled,
+    WindowGroups,
+)
 
 BLOCK = 4
 
@@ -52,6 +64,12 @@ class Options:
     tracker: int
     self_describing: bool
     prefix_caching: bool
+    windows: WindowGroups | None
+
+    @property
+    def groups(self) -> int:
+        """KV-cache groups."""
+        return 1 if self.windows is None else 1 + self.windows.groups
 
 
 @dataclass(eq=False)
@@ -70,6 +88,8 @@ class Driven:
     running: bool = False
     loading: Any = None
     admitted: bool = False
+    admitted_tokens: int = 0
+    """Computed when it was last admitted."""
     status: Any = RequestStatus.WAITING
 
     kv_transfer_params = None
@@ -122,7 +142,10 @@ class Both:
     def __init__(self, options: Options, wrong: bool) -> None:
         self.options = options
         self.counts = dict.fromkeys(
-            ("lookups", "hits", "late", "loads", "stores", "refused", "evicted", "events", "described", "undescribed"),
+            (
+                *("lookups", "hits", "late", "loads", "stores", "refused", "evicted", "events", "described"),
+                *("undescribed", "window_hits", "window_loads", "window_evicted"),
+            ),
             0,
         )
         manager = CPUOffloadingManager(
@@ -133,12 +156,24 @@ class Both:
             max_tracker_size=options.tracker,
         )
         attention = FullAttentionSpec(block_size=BLOCK, num_kv_heads=8, head_size=128, dtype=torch.bfloat16)
-        kv_cache = KVCacheConfig(10, [], [KVCacheGroupSpec(["layer"], attention)])
+        groups = [KVCacheGroupSpec(["layer"], attention)]
+        if options.windows is not None:
+            window = SlidingWindowSpec(
+                block_size=BLOCK,
+                num_kv_heads=8,
+                head_size=128,
+                dtype=torch.bfloat16,
+                sliding_window=options.windows.tokens,
+            )
+            groups += [KVCacheGroupSpec([f"window{i}"], window) for i in range(options.windows.groups)]
+        kv_cache = KVCacheConfig(10, [], groups)
         spec = Namespace(
-            config=Namespace(groups=[Namespace(group_id=0, tokens_per_block=BLOCK)]),
+            config=Namespace(
+                groups=[Namespace(group_id=i, tokens_per_block=BLOCK) for i in range(options.groups)]
+            ),
             blocks_per_chunk=options.chunk_blocks,
             tokens_per_hash=BLOCK,
-            tokens_per_block=(BLOCK,),
+            tokens_per_block=(BLOCK,) * options.groups,
             offload_prompt_only=options.prompt_only,
             kv_events_config=OffloadingKVEventsConfig(True, options.self_describing),
             get_manager=lambda: manager,
@@ -153,7 +188,7 @@ class Both:
         policy = {"lru": "arc", "arc": "lru"}[options.policy] if wrong else options.policy
         self.manager = OffloadManager(options.capacity, policy, options.store_threshold, options.tracker)
         self.ours = OffloadScheduler(
-            self.manager, BLOCK, options.chunk_blocks, options.prompt_only, options.prefix_caching
+            self.manager, BLOCK, options.chunk_blocks, options.prompt_only, options.prefix_caching, options.windows
         )
         self.jobs: list[tuple[int, Job]] = []
         self.names: dict[str, list[int]] = {}
@@ -172,14 +207,19 @@ class Both:
         self.counts["lookups"] += 1
         self.counts["late"] += theirs is None
         self.counts["hits"] += bool(theirs)
+        self.counts["window_hits"] += bool(theirs) and self.options.windows is not None
         return ours
 
     def allocated(self, request: Driven, local: int, external: int) -> Job | None:
-        blocks = [
-            Namespace(block_id=b, is_null=False, block_hash=1 if i * BLOCK < local else None)
-            for i, b in enumerate(request.blocks)
-        ]
-        self.vllm.update_state_after_alloc(request, Namespace(blocks=(blocks,)), external)
+        request.admitted_tokens = local + external
+        blocks = tuple(
+            [
+                Namespace(block_id=b, is_null=b == 0, block_hash=1 if i * BLOCK < local else None)
+                for i, b in enumerate(ids)
+            ]
+            for ids in self.block_ids(request, 0)
+        )
+        self.vllm.update_state_after_alloc(request, Namespace(blocks=blocks), external)
         job = self.ours.allocated(request.state, external)
         theirs = dict(self.vllm._current_batch_load_jobs)
         if not external:
@@ -187,17 +227,33 @@ class Both:
             return None
         assert job is not None
         (number,) = [n for n, entry in theirs.items() if entry.req_id == request.name]
-        self._same(number, job)
+        self._same(number, job, theirs[number].dst_spec)
         self.counts["loads"] += 1
+        self.counts["window_loads"] += self.options.windows is not None
         return job
 
-    def _same(self, number: int, job: Job) -> None:
+    def block_ids(self, request: Driven, start: int) -> tuple[list[int], ...]:
+        """The request's blocks by group from place `start` on; 0 where a window group had none at its admission."""
+        ids = request.blocks[start:]
+        if self.options.windows is None:
+            return (ids,)
+        first = max(0, request.admitted_tokens - self.options.windows.tokens + 1) // BLOCK
+        window = [b if start + i >= first else 0 for i, b in enumerate(ids)]
+        # vLLM's groups draw from one pool: no block is in two of them
+        return tuple([b and b * 16 + group for b in (window if group else ids)] for group in range(self.options.groups))
+
+    def _same(self, number: int, job: Job, gpu: Any) -> None:
         size = self.options.chunk_blocks
         status = self.vllm._jobs[number]
-        ours = {job.request.keys.index(key) for key in job.keys}
         assert status.is_store == job.store
-        names = {self.names[job.request.request_id][(i + 1) * size - 1] for i in ours}
-        assert {key_of(key) for key in status.keys} == names, ("job", job, status)
+        names = self.names[job.request.request_id]
+        ours = {(group_of(key), names[(origin_and_place(key)[1] + 1) * size - 1]) for key in job.keys}
+        theirs = {(get_offload_group_idx(key), key_of(key)) for key in status.keys}
+        assert theirs == ours, ("job", job, status)
+        # a load's last block may hold fewer tokens than it has room for
+        assert -(-job.tokens // BLOCK) <= sum(gpu.group_sizes) < job.tokens // BLOCK + self.options.groups + 1, job
+        if job.store:
+            assert sum(gpu.group_sizes) * BLOCK == job.tokens, ("blocks", job, gpu.group_sizes)
         self.jobs.append((number, job))
 
     def build(
@@ -213,10 +269,10 @@ class Both:
         for request in finished:
             self.refresh(request)
         output = Namespace(
-            scheduled_new_reqs=[Namespace(req_id=r.name, block_ids=(list(r.blocks),)) for r in new],
+            scheduled_new_reqs=[Namespace(req_id=r.name, block_ids=self.block_ids(r, 0)) for r in new],
             scheduled_cached_reqs=Namespace(
                 req_ids=[r.name for r, _, _ in cached],
-                new_block_ids=[(blocks,) for _, blocks, _ in cached],
+                new_block_ids=[self.block_ids(r, len(r.blocks) - len(blocks)) for r, blocks, _ in cached],
                 resumed_req_ids={r.name for r, _, resumed in cached if resumed},
             ),
             num_scheduled_tokens={r.name: n for r, n in scheduled.items()},
@@ -236,7 +292,7 @@ class Both:
         new_jobs = [n for n in self.vllm._jobs if n not in before]
         assert len(new_jobs) == len(jobs) == len(meta.store_jobs), ("stores", jobs, meta.store_jobs)
         for number, job in zip(new_jobs, jobs, strict=True):
-            self._same(number, job)
+            self._same(number, job, meta.store_jobs[number].src_spec)
         self.counts["stores"] += len(jobs)
         self.check()
 
@@ -256,10 +312,10 @@ class Both:
         assert used == ours.used, ("used", used, ours.used)
         assert theirs._num_evictable_cache_chunks == ours._evictable
         raw = list(theirs.events)
-        events = [(not e.removed, [key_of(key) for key in e.keys]) for e in raw]
+        events = [(not e.removed, [(get_offload_group_idx(key), key_of(key)) for key in e.keys]) for e in raw]
         size = self.options.chunk_blocks
         # our keys name the origin of a chunk's last block, which is that block's name here
-        named = [(stored, [(key >> 32) - 1 for key in keys]) for stored, keys in ours.events]
+        named = [(stored, [(group_of(key), origin_and_place(key)[0]) for key in keys]) for stored, keys in ours.events]
         assert len(events) == len(named), ("events", events, named)
         for (stored, theirs_keys), (ours_stored, ours_keys) in zip(events, named, strict=True):
             assert stored == ours_stored
@@ -268,6 +324,7 @@ class Both:
             else:
                 assert theirs_keys == ours_keys, ("evicted", theirs_keys, ours_keys)
                 self.counts["evicted"] += len(ours_keys)
+                self.counts["window_evicted"] += sum(group > 0 for group, _ in ours_keys)
         self.counts["events"] += len(events)
         for wire in self.vllm.take_events():
             self._check_wire(wire, size)
@@ -279,12 +336,12 @@ class Both:
         A chunk that is evicted and stored again before vLLM takes its events loses its description: vLLM then sends a
         placeholder for it, and a removal of one hash. That is not followed, and counted here.
         """
-        assert event.medium == "CPU" and event.group_idx == 0
+        assert event.medium == "CPU" and event.group_idx in range(self.options.groups)
         if not hasattr(event, "token_ids"):
             return
         assert event.lora_id is None and event.lora_name is None and event.extra_keys is None
         if self.options.self_describing and event.token_ids:
-            assert len(event.block_hashes) == size and event.block_size == BLOCK
+            assert event.group_idx == 0 and len(event.block_hashes) == size and event.block_size == BLOCK
             assert len(event.token_ids) == size * BLOCK and event.kv_cache_spec_kind == "full_attention"
             first, last = event.token_ids[0] // BLOCK, event.token_ids[-1] // BLOCK
             assert maybe_convert_block_hash(hash_of(first)) == event.block_hashes[0]
@@ -293,7 +350,7 @@ class Both:
         else:
             assert (event.token_ids, event.block_size, event.parent_block_hash) == ([], 0, None)
             assert event.kv_cache_spec_kind is None and len(event.block_hashes) == 1
-            self.counts["undescribed"] += self.options.self_describing
+            self.counts["undescribed"] += self.options.self_describing and event.group_idx == 0
 
 
 def play(seed: int, wrong: bool, steps: int = 150) -> dict[str, int]:
@@ -308,6 +365,7 @@ def play(seed: int, wrong: bool, steps: int = 150) -> dict[str, int]:
         tracker=rng.choice([8, 64_000]),
         self_describing=rng.random() < 0.5,
         prefix_caching=rng.random() < 0.8,
+        windows=rng.choice([None, WindowGroups(rng.choice([2, 4, 6, 8, 13, 30]), rng.choice([1, 1, 2]))]),
     )
     both = Both(options, wrong)
     families: list[list[int]] = []

@@ -72,7 +72,11 @@ def _experiment(
     )
     if cpu_bytes is not None:
         # kv_load_failure_policy as published
-        section = {"cpu_bytes_to_use": cpu_bytes, "kv_load_failure_policy": "recompute"}
+        section = {
+            "cpu_bytes_to_use": cpu_bytes,
+            "window_tokens": data["window_tokens"],
+            "kv_load_failure_policy": "recompute",
+        }
         document["cache"] = {"kind": "offloading", "offloading": section}
         document["kv_transfer"] = {**KV_MOVED, "load_failure_policy": "recompute"}
     return Experiment.model_validate(document)
