@@ -120,12 +120,12 @@ class OffloadingConfig(Strict):
     block_size: Count | None = Field(None, description="the same in tokens; only one of the two may be given")
     window_tokens: Annotated[int, Field(ge=2)] | None = Field(
         None,
-        description="sliding window of the model's window layers, tokens: chunks of every group of layers, and a load of "
-        "window layers moves only what the window needs; null: all layers attend to everything",
+        description="sliding window of the model's window layers, tokens: every group of layers has chunks of its own, "
+        "and a load of window layers moves only what the window needs; null: all layers attend to everything",
     )
     window_groups: Annotated[int, Field(ge=1, le=15)] = Field(
         1,
-        description="KV-cache groups of window layers, as vLLM makes them: each of as many layers as attend to everything",
+        description="KV-cache groups of window layers, as vLLM makes them: of as many layers as attend to everything",
     )
     eviction_policy: Literal["lru", "arc"] = Field("lru", description="vLLM's eviction policy")
     store_threshold: Annotated[int, Field(ge=0)] = Field(

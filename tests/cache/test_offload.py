@@ -121,8 +121,8 @@ class Bed:
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("policy", ["lru", "arc"])
-@pytest.mark.parametrize("prompt_only", [True, False])
-def test_leaping_is_stepping(is_async: bool, policy: str, prompt_only: bool) -> None:
+@pytest.mark.parametrize(("prompt_only", "window"), [(True, None), (False, None), (True, 10), (False, 10)])
+def test_leaping_is_stepping(is_async: bool, policy: str, prompt_only: bool, window: int | None) -> None:
     runs = [
         Bed(
             sessions(3),
@@ -131,6 +131,7 @@ def test_leaping_is_stepping(is_async: bool, policy: str, prompt_only: bool) -> 
             eviction_policy=policy,
             offload_prompt_only=prompt_only,
             blocks_per_chunk=2,
+            window_tokens=window,
         )
         for leaping in (False, True)
     ]
@@ -162,13 +163,13 @@ def one(*lengths: int) -> list[Session]:
     return [Session("a", BLOCK, calls)]
 
 
-def squeezed(first: int = 100, **options: Any) -> tuple[Bed, Any]:
+def squeezed(first: int = 100, then: int | None = None, **options: Any) -> tuple[Bed, Any]:
     """Session a comes back when others have pushed it off its engine's GPU; returns its second call."""
     filler = [
         Session(f"f{i}", BLOCK, [Call(0, 0.0, None, "main", 140 * BLOCK, 1, -1, 0, 140, (), None, 0.0)])
         for i in range(4)
     ]
-    bed = Bed([*one(first, first + 20), *filler], cpu_bytes_to_use=1 << 40, **options)
+    bed = Bed([*one(first, first + 20 if then is None else then), *filler], cpu_bytes_to_use=1 << 40, **options)
     (second,) = [r for r in bed.records if r.call_id == "a/1"]
     return bed, second
 
@@ -182,6 +183,42 @@ def test_a_load_takes_the_time_of_its_bytes_on_pcie(tp: int, rank_bytes: int, gp
     assert (second.gpu_tokens, second.dram_tokens, second.computed_tokens) == (0, 400, 80)
     assert second.restore_ns == pytest.approx(400 * TOKEN_BYTES / gpus / PCIE_BYTES_PER_S * 1e9, rel=0.01)
     assert bed.stats.written_bytes >= 520 * TOKEN_BYTES and bed.stats.read_bytes == 400 * TOKEN_BYTES
+
+
+def test_a_load_of_window_layers_moves_what_the_window_needs() -> None:
+    """Half of the layers have a window of 9 tokens: 8 before the next one, in 2 blocks of 4. All is stored."""
+    bed, second = squeezed(window_tokens=9)
+    assert (second.gpu_tokens, second.dram_tokens, second.computed_tokens) == (0, 400, 80)
+    moved = (400 + 8) * TOKEN_BYTES // 2
+    assert second.restore_ns == pytest.approx(moved / PCIE_BYTES_PER_S * 1e9, rel=0.01)
+    assert bed.stats.read_bytes == moved and bed.stats.written_bytes >= 520 * TOKEN_BYTES
+    assert bed.stats.hit_tokens == 400
+
+
+def test_window_layers_leave_a_token_of_a_prompt_that_is_held_whole() -> None:
+    """The last token is computed, and its window must be found before it: one token less than without windows."""
+    lengths = (100, 100)
+    for window, held, blocks in ((None, 399, 100), (9, 399, 100 + 3)):
+        bed, second = squeezed(*lengths, window_tokens=window)
+        assert (second.dram_tokens, second.computed_tokens) == (held, 1), window
+        tokens = blocks * BLOCK - (0 if window is None else 2)
+        assert bed.stats.read_bytes == tokens * TOKEN_BYTES // (1 if window is None else 2)
+
+
+def test_blocks_that_no_window_needs_leave_the_tier_first() -> None:
+    """Prompts of 100 blocks that grow by 2 a call, five on the first engine, whose tier holds 505: without windows one
+    loses its end when another grows; with windows only chunks go that nobody has read since they were stored.
+    """
+    chunk = -(-TOKEN_BYTES * BLOCK // 4096) * 4096
+    grown = [Session(name, BLOCK, one(*range(100, 112, 2))[0].calls) for name in "abcdefgh"]
+    again = {}
+    for window in (None, 9):
+        bed = Bed(grown, cpu_bytes_to_use=505 * chunk, window_tokens=window)
+        counts = bed.cluster.nodes[0].ranks[0].scheduler.manager.counts
+        assert counts.evicted > 50 and (counts.evicted == counts.evicted_unread) == (window is not None)
+        again[window] = sum(r.computed_tokens for r in bed.records if not r.call_id.endswith("/0"))
+    assert again[9] == 8 * 5 * 2 * BLOCK, "no more than what was new"
+    assert again[None] > 3 * again[9]
 
 
 def test_without_a_fabric_copies_take_no_time() -> None:
@@ -232,6 +269,7 @@ def test_settings_that_vllm_refuses() -> None:
         ({"block_size": 6}, "block_size"),
         ({"block_size": 8, "blocks_per_chunk": 2}, "both"),
         ({"cpu_bytes_to_use": 1000}, "one chunk"),
+        ({"window_tokens": 8, "window_groups": 6}, "window_groups: a token's 1,000,000 bytes"),
     ):
         with pytest.raises(InputError, match=what):
             Bed(one(4), **options)

@@ -168,9 +168,7 @@ class Both:
             groups += [KVCacheGroupSpec([f"window{i}"], window) for i in range(options.windows.groups)]
         kv_cache = KVCacheConfig(10, [], groups)
         spec = Namespace(
-            config=Namespace(
-                groups=[Namespace(group_id=i, tokens_per_block=BLOCK) for i in range(options.groups)]
-            ),
+            config=Namespace(groups=[Namespace(group_id=i, tokens_per_block=BLOCK) for i in range(options.groups)]),
             blocks_per_chunk=options.chunk_blocks,
             tokens_per_hash=BLOCK,
             tokens_per_block=(BLOCK,) * options.groups,

@@ -40,9 +40,11 @@ def worker(module: str, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(600)
 def test_every_decision_of_the_offloading_connector_is_vllms() -> None:
-    """Lookups, loads, stores, evictions in order, KV events; LRU and ARC, thresholds, chunks of 1 to 4 blocks."""
+    """Lookups, loads, stores, evictions in order, KV events; LRU and ARC, thresholds, chunks of 1 to 4 blocks, window
+    groups.
+    """
     total = compared(worker("offloading", str(FIRST_SEED), str(WORKLOADS)))
-    for what in ("hits", "late", "loads", "stores", "refused", "evicted", "described"):
+    for what in ("hits", "late", "loads", "stores", "refused", "evicted", "described", "window_hits", "window_evicted"):
         assert total[what] > 2 * WORKLOADS, (what, total)
 
 
