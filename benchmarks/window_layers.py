@@ -1,4 +1,4 @@
-"""What vLLM's pool keeps of long prompts where half of the layers have a window: gpt-oss-120b as llm-d ran it.
+"""What vLLM's pool and CPU tier keep of long prompts where half of the layers have a window: gpt-oss-120b at llm-d.
 
     harness engine install; python -m benchmarks.window_layers
 
@@ -17,11 +17,14 @@ import sys
 
 from fake_workers.vllm_engine import torch_stub
 from fake_workers.vllm_engine.install import interpreter
+from harness.cache.offload_manager import OffloadManager, make_key
+from harness.cache.offload_scheduler import OffloadScheduler, OffloadState, Scheduled, WindowGroups
 
 BLOCK, WINDOW = 128, 128
 LOGGED_TOKENS, MAX_MODEL_LEN, IN_FLIGHT = 1_630_790, 131_072, 2 * 8192
 SYSTEM, QUESTION, PROMPTS = 16_000, 256, 5
 CHUNK, CALLS = 8192, 1200
+TIER_BYTES, TOKEN_BYTES, TIER_CALLS = 100 << 30, 73_728, 2700
 
 
 def pool_blocks() -> int:
@@ -74,8 +77,43 @@ def equal_blocks(documents: int, share: float) -> int:
     return high
 
 
+def tier_share(windows: WindowGroups | None, documents: int) -> float:
+    """Share of prompt tokens that the tier has, of TIER_CALLS prompts on random documents, after the first third."""
+    groups = 1 if windows is None else 1 + windows.groups
+    manager = OffloadManager(TIER_BYTES // (TOKEN_BYTES // groups * BLOCK), "lru")
+    scheduler = OffloadScheduler(manager, BLOCK, 1, windows=windows)
+    rng = random.Random(1)
+    shared, blocks = SYSTEM // BLOCK, (SYSTEM + QUESTION) // BLOCK
+    hits = measured = 0
+    for call in range(TIER_CALLS):
+        document, question = rng.randrange(documents), rng.randrange(PROMPTS)
+        own = documents + document * PROMPTS + question
+        state = OffloadState(str(call), blocks * BLOCK, tokens=blocks * BLOCK)
+        state.keys = [make_key(document if i < shared else own, i) for i in range(blocks)]
+        found = scheduler.matched(state, 0)
+        assert found is not None, "no copy is under way"
+        load = scheduler.allocated(state, found)
+        if load is not None:
+            scheduler.complete(load)
+        whole = Scheduled(state, blocks * BLOCK, blocks)
+        for job in scheduler.build([whole], []):
+            scheduler.complete(job)
+        scheduler.build([], [whole])
+        manager.events.clear()
+        if call >= TIER_CALLS // 3:
+            hits, measured = hits + found, measured + blocks * BLOCK
+    return hits / measured
+
+
+def tier_table() -> None:
+    """What the CPU tier keeps."""
+    for documents in (100, 125, 160):
+        one, two = tier_share(None, documents), tier_share(WindowGroups(WINDOW), documents)
+        print(f"{documents} documents, CPU tier: hits {one:.3f} with one group, {two:.3f} with two", flush=True)
+
+
 def main() -> None:
-    """The table on standard output."""
+    """The table of the pool on standard output."""
     blocks, logged = pool_blocks(), LOGGED_TOKENS // BLOCK
     print(f"vLLM logs {LOGGED_TOKENS:,} tokens: a pool of {blocks:,} blocks of {BLOCK}", flush=True)
     for documents in (60, 100, 125, 160):
@@ -89,6 +127,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if "--inside" not in sys.argv:
+        tier_table()
         python = interpreter()
         if python is None:
             sys.exit("vLLM's sources are not installed: harness engine install")
