@@ -16,7 +16,7 @@ from harness.results.store import INFO
 from harness.studies.finding import Finding, Scale, Summary, derived, label
 from harness.studies.taken_over import stranger, take_over
 from harness.sweep.points import Point, described, file_digests
-from harness.sweep.pool import Listed, Processes, claim, drive, finished, summary_of
+from harness.sweep.pool import Listed, Processes, claim, complain, drive, finished, summary_of
 from harness.trace.generate import generate_sessions
 from harness.trace.profile import load_profile
 from harness.trace.write import write_trace
@@ -49,7 +49,7 @@ class FindingResult:
 def run_finding(
     finding: Finding, scale: Scale, out: Path, *, seeds: int = 1, jobs: int = 1, show_progress: bool = True
 ) -> FindingResult:
-    """Run what has not run yet. ComponentError names the arms that failed; the others are kept.
+    """Run what has not run yet. The error names the arms that failed (see `complain`); the others are kept.
 
     What a study in a folder beside `out` has run already is copied from there.
     """
@@ -91,10 +91,7 @@ def run_finding(
     ended = drive(
         Listed(points), out, Processes(jobs), f"study {finding.name}", len(points), show_progress=show_progress
     )
-    bad = [result for result in ended if result.code]
-    if bad:
-        lines = "\n".join(f"{result.name}: {result.error}" for result in bad)
-        raise ComponentError("study", f"{len(bad)} of {len(ended)} runs failed\n{lines}", f"the others are in {out}")
+    complain(ended, out, f"study {finding.name}")
     runs: dict[str, list[Summary]] = {}
     for point in points:
         summary = summary_of(out / point.name)

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from harness import runner
 from harness.arms import arms_of, router_arms, router_choices
-from harness.errors import ComponentError, InputError
+from harness.errors import InputError
 from harness.experiment import load_experiment, resolved_yaml
 from harness.folders import writing
 from harness.results.compare import lookup
@@ -24,7 +24,7 @@ from harness.results.store import REPORT
 from harness.sweep.capacity import CapacitySource, check
 from harness.sweep.page import answer, capacity_page, columns_with_values, full_title, sweep_page
 from harness.sweep.points import Axis, Point, file_digests, grid, parse_axis, specification
-from harness.sweep.pool import Ended, Executor, Listed, Processes, claim, drive, summary_of
+from harness.sweep.pool import Executor, Listed, Processes, claim, complain, drive, summary_of
 from harness.sweep.search import RateLadder
 from harness.sweep.slo import parse_slo
 from harness.workload import load_sessions
@@ -91,7 +91,7 @@ def sweep(
     else:
         _print_sweep(axes, points, summaries)
         print(f"\nreport: {folder / REPORT}")
-    _complain(ended, folder)
+    complain(ended, folder, "sweep")
 
 
 def capacity(
@@ -173,7 +173,7 @@ def capacity(
         for one in found:
             print(answer(one))
         print(f"\nreport: {folder / REPORT}")
-    _complain(ended, folder)
+    complain(ended, folder, "capacity")
 
 
 def _shard(points: Sequence[Point], text: str | None) -> list[Point]:
@@ -249,16 +249,3 @@ def _print_sweep(axes: Sequence[Axis], points: Sequence[Point], summaries: dict[
         cells = ["-" if v is None else c.form(v) for c, v in zip(columns, values, strict=True)]
         table.add_row(*point.values.values(), *cells)
     Console(width=max(140, Console().width)).print(table)
-
-
-def _complain(ended: Sequence[Ended], folder: Path) -> None:
-    """Points that failed: each with its reason, and the exit code of the first."""
-    bad = [result for result in ended if result.code]
-    if not bad:
-        return
-    lines = [f"{result.name}: {result.error}" for result in bad[:10]]
-    more = [f"and {len(bad) - 10} more"] if len(bad) > 10 else []
-    text = f"{len(bad)} of {len(ended)} runs failed; the others are in {folder}\n" + "\n".join([*lines, *more])
-    if all(result.code == 2 for result in bad):
-        raise InputError("sweep", text, "correct the experiment and run the same command again")
-    raise ComponentError("a run", text, "run the same command again: it repeats only what failed")

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
-from harness.errors import InputError
+from harness.errors import ComponentError, InputError
 from harness.experiment import resolved_yaml
 from harness.folders import writing
 from harness.progress import Progress
@@ -26,6 +26,7 @@ from harness.sweep.points import Point
 from harness.sweep.worker import POINT
 
 _LOOK_EVERY_S: Final = 0.1
+_MOST_TOLD: Final = 10
 _END_WITHIN_S: Final = 60.0
 """A run that is told to end writes what it has and stops its router; longer than this it is killed."""
 
@@ -283,6 +284,20 @@ def drive(
         if progress:
             progress.close()
     return ended
+
+
+def complain(ended: Sequence[Ended], folder: Path, command: str) -> None:
+    """Points that failed, each with its reason: InputError where all of them failed for bad input."""
+    bad = [result for result in ended if result.code]
+    if not bad:
+        return
+    lines = [f"{result.name}: {result.error}" for result in bad[:_MOST_TOLD]]
+    more = [f"and {len(bad) - _MOST_TOLD} more"] if len(bad) > _MOST_TOLD else []
+    others = f"; the others are in {folder}" if len(bad) < len(ended) else ""
+    text = "\n".join([f"{len(bad)} of {len(ended)} runs failed{others}:", *lines, *more])
+    if all(result.code == InputError.exit_code for result in bad):
+        raise InputError(command, text, "correct the experiment and run the same command again")
+    raise ComponentError(command, text, "run the same command again: it repeats only what failed")
 
 
 def _lock(folder: Path) -> IO[bytes]:

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.errors import InputError
-from harness.sweep.pool import _lock, claim, finished
+from harness.errors import ComponentError, InputError
+from harness.sweep.pool import Ended, _lock, claim, complain, finished
 from harness.sweep.worker import POINT
 from tests.harness.test_cli import EXPERIMENT, _environment, _harness
 from tests.harness.test_runner import TRACE
@@ -266,3 +266,17 @@ def test_capacity_needs_a_rate_to_search_over(folder: Path) -> None:
     done = _harness("capacity", "e.yaml", "--slo", "e2e_p90_s=300", cwd=folder)
     assert done.returncode == 2 and "load.arrivals" in done.stderr
     assert os.listdir(folder) and not (folder / "runs").exists()
+
+
+def test_runs_that_failed_for_bad_input_are_bad_input(tmp_path: Path) -> None:
+    bad = [Ended(f"p{n}", 2, "x: wrong; correct it") for n in range(12)]
+    complain([Ended("fine", 0)], tmp_path, "study s")
+    with pytest.raises(
+        InputError, match=r"(?s)^study s: 12 of 12 runs failed:\np0: x: wrong.*p9: .*\nand 2 more; "
+    ) as told:
+        complain(bad, tmp_path, "study s")
+    assert "the others" not in str(told.value) and "p10" not in str(told.value)
+    with pytest.raises(InputError, match=f"1 of 2 runs failed; the others are in {tmp_path}:"):
+        complain([Ended("fine", 0), bad[0]], tmp_path, "sweep")
+    with pytest.raises(ComponentError, match="2 of 2 runs failed"):
+        complain([bad[0], Ended("dead", 3, "router: died")], tmp_path, "sweep")
