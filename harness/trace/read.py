@@ -12,7 +12,7 @@ from harness.errors import InputError
 from harness.trace import importers, rows, source, weka
 from harness.trace.chains import MAIN, split_chains
 from harness.trace.dependencies import derive_dependencies
-from harness.trace.importers import ImportOptions
+from harness.trace.importers import ImportOptions, csv_tables
 from harness.trace.model import Call, Session, SharedPrefix
 from harness.trace.runs import repair_blocks
 
@@ -91,6 +91,8 @@ def detect_format(path: Path) -> str:
         raise InputError(
             where, f"no known trace format begins with the fields {', '.join(list(value)[:6])}", FORMAT_REMEDY
         )
+    if (nearly := csv_tables.missing_column(head)) is not None:
+        raise InputError(where, f"is a table of {nearly[0]} without its column {nearly[1]}", FORMAT_REMEDY)
     raise InputError(where, value.what, value.remedy)
 
 

@@ -164,6 +164,7 @@ def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
         (bytes(range(256)) * 8, "is not"),
         (b"\x89PNG\r\n\x1a\n" + b"\0" * 100, "is not"),
         (b"hello, this is a letter\n", "is not JSON"),
+        (b"TIMESTAMP,ContextTokens\n1,2\n", "is a table of azure without its column GeneratedTokens"),
         (b"[1, 2, 3]\n", "list"),
         (b"12\n", "int"),
         (b'{"a": 1, "b": 2}\n', "no known trace format begins with the fields a, b"),
@@ -171,7 +172,7 @@ def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
         (b'{"v": 1, "session": "a", "block": 64', "is not JSON"),
         (b"[" * 100_000, "is not"),
     ],
-    ids=["binary", "png", "text", "list", "number", "other", "latin", "cut", "deep"],
+    ids=["binary", "png", "text", "column", "list", "number", "other", "latin", "cut", "deep"],
 )
 def test_what_is_no_trace_ends_in_one_line(tmp_path: Path, content: bytes, what: str) -> None:
     for name, data in (("t.jsonl", content), ("t.jsonl.gz", gzip.compress(content))):

@@ -63,6 +63,17 @@ def table_of(head: bytes) -> Table | None:
     return next((table for table in TABLES if {table.time, table.input, table.output} <= set(columns)), None)
 
 
+def missing_column(head: bytes) -> tuple[str, str] | None:
+    """Of the table that the first line nearly names, its name and the one column that is missing; None otherwise."""
+    columns = set(_columns(head.split(b"\n", 1)[0]))
+    for table in TABLES:
+        needed = (table.time, table.input, table.output)
+        missing = [column for column in needed if column not in columns]
+        if len(missing) == 1:
+            return table.name, missing[0]
+    return None
+
+
 def _columns(line: bytes) -> list[str]:
     text = line.decode("utf-8-sig", "replace").strip()
     try:
