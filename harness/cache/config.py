@@ -159,6 +159,8 @@ class OffloadingConfig(Strict):
         where = "cache.offloading"
         if self.blocks_per_chunk is not None and self.block_size is not None:
             raise InputError(where, "both blocks_per_chunk and block_size are given", "leave one of them out")
+        if self.window_tokens is None and self.window_groups > 1:
+            raise InputError(f"{where}.window_groups", "has no window_tokens beside it", "give the window, or neither")
         if self.block_size is None:
             return self.blocks_per_chunk or 1
         if self.block_size % block_tokens:

@@ -268,6 +268,7 @@ def test_settings_that_vllm_refuses() -> None:
     for options, what in (
         ({"block_size": 6}, "block_size"),
         ({"block_size": 8, "blocks_per_chunk": 2}, "both"),
+        ({"window_groups": 2}, "window_groups: has no window_tokens"),
         ({"cpu_bytes_to_use": 1000}, "one chunk"),
         ({"window_tokens": 8, "window_groups": 6}, "window_groups: a token's 1,000,000 bytes"),
     ):
