@@ -34,6 +34,11 @@ def _check_lmcache(pools: list[PoolPlan]) -> None:
         raise InputError(
             "cache.kind", "LMCache serves one node, a replica here spans several", "use kind: offloading, or no tiers"
         )
+    check_installed()
+
+
+def check_installed() -> None:
+    """InputError without LMCache."""
     if not upstream.available():
         raise InputError(
             "cache.kind",

@@ -16,7 +16,7 @@ import polars as pl
 from harness.results import split
 from harness.results.numbers import Floats, percentile, ratio, seconds, spread
 from harness.results.records import COMPLETED, FAILED, IN_FLIGHT, REJECTED, TIMED_OUT
-from harness.results.runinfo import Prices, RunInfo
+from harness.results.runinfo import RunInfo
 from harness.results.tier_data import TierData
 from harness.results.tier_summary import SOURCES, tier_summary
 from harness.results.timeline import Timeline
@@ -116,8 +116,18 @@ def _load_balance(calls: pl.DataFrame, info: RunInfo, busy: list[int] | None) ->
     }
 
 
-def _cost(calls: pl.DataFrame, sessions: int, prices: Prices | None) -> dict[str, Any]:
+def _sessions_paid(admitted: pl.DataFrame, info: RunInfo) -> float:
+    """Of how many sessions the run is: those with a call in it. One that begins in the middle of its load holds parts
+    of many; it is worth as many whole ones as arrive in its time, since in a steady state as many end."""
+    rate = info.load.sessions_per_hour_per_node
+    if rate and info.experiment.get("load", {}).get("history_s"):
+        return rate * len(set(info.endpoint_nodes)) * info.virtual_ns / 3.6e12
+    return admitted["session"].n_unique()
+
+
+def _cost(calls: pl.DataFrame, info: RunInfo) -> dict[str, Any]:
     """Whole run: input priced by what was reused, output as generated."""
+    prices = info.prices
     if prices is None:
         return {"per_million_input": None, "per_session": None, "priced_with": None}
     admitted = calls.filter(pl.col("admitted_ns").is_not_null())
@@ -127,7 +137,7 @@ def _cost(calls: pl.DataFrame, sessions: int, prices: Prices | None) -> dict[str
     paid = paid_input + int(admitted["output_tokens"].sum()) * prices.output / 1e6
     return {
         "per_million_input": ratio(paid_input * 1e6, total_input),
-        "per_session": ratio(paid, sessions),
+        "per_session": ratio(paid, _sessions_paid(admitted, info)),
         "priced_with": prices.name,
         "currency": prices.currency,
     }
@@ -228,7 +238,7 @@ def summarise(
             "signed_mean": float(gaps.mean()) if len(gaps) else None,
             "decisions": len(gaps),
         },
-        "cost": _cost(calls, info.load.sessions, info.prices),
+        "cost": _cost(calls, info),
         "itl_token_s": split.token_gaps(info.workers),
         "interference": split.interference(info.workers),
         "pools": split.pools(info.workers, info.virtual_ns),

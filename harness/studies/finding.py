@@ -152,13 +152,18 @@ def only(finding: Finding, scale: Scale, arms: Sequence[str], rungs: Sequence[fl
     for option, given, known in (("--arm", arms, known_arms), ("--rung", rungs, known_rungs)):
         for value in given:
             if value not in known:
-                remedy = f"choose from: {', '.join(map(str, known))}" if known else f"{finding.name} has no ladder"
-                raise InputError(f"{option} {value}", f"not in study {finding.name} at scale {scale}", remedy)
+                names = [name if isinstance(name, str) else f"{name:g}" for name in known]
+                remedy = f"choose from: {', '.join(names)}" if names else f"{finding.name} has no ladder"
+                said = value if isinstance(value, str) else f"{value:g}"
+                raise InputError(f"{option} {said}", f"not in study {finding.name} at scale {scale}", remedy)
     at = list(rungs) or size.rungs
     ladder = finding.model_copy(update={"scales": {**finding.scales, scale: size.model_copy(update={"rungs": at})}})
     run = [arm.name for arm in ladder.arms_at(scale) if (not arms or arm.name in arms) and ladder.rungs_at(scale, arm)]
     if not run:
-        raise InputError("--rung", "the arm does not run at this value of the ladder", "leave --rung out")
+        asked = ", ".join(f"{rung:g}" for rung in rungs)
+        raise InputError(
+            f"--rung {asked}", f"{', '.join(arms)} does not run there", "leave --rung out, or name another arm"
+        )
     chosen = size.model_copy(update={"arms": run, "rungs": at})
     return finding.model_copy(update={"scales": {**finding.scales, scale: chosen}})
 
@@ -189,7 +194,9 @@ def load_finding(name_or_path: str) -> Finding:
         document = _read(path)
     except FileNotFoundError:
         known = ", ".join(finding_names())
-        raise InputError(str(path), "no such study", f"choose one of: {known}; or give a file") from None
+        ships = path.stem in finding_names() and path.suffix == ""
+        remedy = f"it ships: harness study {path.stem}" if ships else f"choose one of: {known}; or give a file"
+        raise InputError(str(path), "no such file" if ships else "no such study", remedy) from None
     base = document.pop("base", None)
     if base is not None:
         document = _over(_base(path, base), document)

@@ -17,6 +17,7 @@ from harness.studies.finding import Finding, Scale, Summary, derived, label
 from harness.studies.taken_over import stranger, take_over
 from harness.sweep.points import Point, described, file_digests
 from harness.sweep.pool import Listed, Processes, claim, complain, drive, finished, summary_of
+from harness.tiers import check_installed
 from harness.trace.generate import generate_sessions
 from harness.trace.profile import load_profile
 from harness.trace.write import write_trace
@@ -69,6 +70,8 @@ def run_finding(
         for rung in finding.rungs_at(scale, arm)
         for seed in numbers
     ]
+    if any(point.experiment.cache.kind == "lmcache" for point in points):
+        check_installed()
     specification: dict[str, Any] = {"study": finding.name, "scale": scale, "seeds": seeds, "points": described(points)}
     # the trace's name says how it is generated; what else the arms read may be edited while they wait to go on
     files = file_digests(point.experiment for point in points)

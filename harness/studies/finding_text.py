@@ -31,7 +31,7 @@ def as_data(result: FindingResult, command: str) -> dict[str, Any]:
                 "unit": figure.unit,
                 "published": figure.published,
                 "ours": _rounded(ours(figure, result.arms)),
-                "because": figure.because,
+                "because": why(figure, result.scale),
             }
             for figure in finding.figures
         ],
@@ -73,7 +73,7 @@ def markdown(result: FindingResult, command: str) -> str:
         lines += ["| figure | published | ours | ratio | why |", "| --- | ---: | ---: | ---: | --- |"]
         for figure in finding.figures:
             cells = figure_cells(figure, ours(figure, result.arms), result.scale)
-            lines.append(f"| {figure.name} | {' | '.join(cells)} | {figure.because} |")
+            lines.append(f"| {figure.name} | {' | '.join(cells)} | {why(figure, result.scale)} |")
         lines.append("")
     titles = list(finding.shown)
     lines += [f"| arm | {' | '.join(titles)} |", "| --- |" + " ---: |" * len(titles)]
@@ -82,7 +82,7 @@ def markdown(result: FindingResult, command: str) -> str:
     lines += [""]
     for check in finding.checks:
         wrong = broken(check, result.arms, result.rungs)
-        word = {True: "yes", False: f"NO ({wrong})", None: "its arms do not run at this scale"}
+        word = {True: "yes", False: f"NO ({wrong})", None: "its arms are not among those that ran"}
         lines.append(f"- {check.says}: {word[holds(check, result.arms, result.rungs)]}")
     lines += [f"- {note}" for note in (*finding.notes, *run_notes(result))]
     lines += ["", f"`{command}`, scale {result.scale}", ""]
@@ -92,6 +92,11 @@ def markdown(result: FindingResult, command: str) -> str:
 def holds(check: Check, summaries: dict[str, Summary], rungs: Rungs = (None,)) -> bool | None:
     """Whether a direction came out; None where it cannot be told at this scale."""
     return broken(check, summaries, rungs) is None if judged(check, summaries, rungs) else None
+
+
+def why(figure: Figure, scale: Scale) -> str:
+    """Why ours differs: said of the published size only, as other sizes have other figures."""
+    return figure.because if scale == "full" else ""
 
 
 def figure_cells(figure: Figure, value: float | None, scale: Scale) -> list[str]:
@@ -227,7 +232,7 @@ def _figures(result: FindingResult) -> Markup | None:
             "tr",
             tag("th", figure.name, scope="row"),
             [tag("td", cell) for cell in figure_cells(figure, ours(figure, result.arms), result.scale)],
-            tag("td", figure.because, style="text-align: left; white-space: normal; min-width: 24em"),
+            tag("td", why(figure, result.scale), style="text-align: left; white-space: normal; min-width: 24em"),
         )
         for figure in result.finding.figures
     ]

@@ -54,13 +54,15 @@ def take_over(points: Sequence[Point], out: Path) -> dict[str, Path]:
         partial = out / f"{_PARTIAL}{name}"
         shutil.rmtree(partial, ignore_errors=True)
         shutil.copytree(run, partial)
-        if name in repriced:
-            try:
+        try:
+            if name in repriced:
                 _price(partial, wanted_of[name])
-            except InputError:  # its records cannot be read: it is run instead
-                shutil.rmtree(partial)
-                del found[name]
-                continue
+            else:
+                load_run(partial)
+        except InputError:  # its records cannot be read: it is run instead
+            shutil.rmtree(partial)
+            del found[name]
+            continue
         partial.rename(out / name)
     return found
 

@@ -235,13 +235,16 @@ def drive(
     ended: list[Ended] = []
     running: dict[str, Point] = {}
     locks: dict[str, IO[bytes]] = {}
-    calls = 0
+    calls = kept = 0
     progress: Progress | None = None
 
-    def take(point: Point, result: Ended) -> None:
-        nonlocal calls
+    def take(point: Point, result: Ended, ran: bool = True) -> None:
+        nonlocal calls, kept
         ended.append(result)
-        calls += _calls(folder / point.name)
+        if ran:
+            calls += _calls(folder / point.name)
+        else:  # what was there before is no pace
+            kept += 1
         source.ended(point, folder / point.name, result)
 
     try:
@@ -249,7 +252,7 @@ def drive(
             while len(running) < executor.slots and (point := source.next()) is not None:
                 place = folder / point.name
                 if finished(place):
-                    take(point, Ended(point.name, 0))
+                    take(point, Ended(point.name, 0), ran=False)
                     continue
                 if show_progress and progress is None:
                     progress = Progress(title, 0)
@@ -265,10 +268,10 @@ def drive(
                 take(running.pop(result.name), result)
                 locks.pop(result.name).close()
             if progress:
-                of = "" if runs is None else f" of {runs}"
-                progress.label = f"{title}: {len(ended)}{of} runs done, {len(running)} under way"
+                progress.label = f"{title}: {len(ended)}{'' if runs is None else f'/{runs}'} runs"
                 now_calls, now_share = executor.under_way()
-                progress.update(calls + now_calls, 0, None if runs is None else (len(ended) + now_share) / runs)
+                share = None if runs is None else (len(ended) - kept + now_share) / (runs - kept)
+                progress.update(calls + now_calls, 0, share)
     except KeyboardInterrupt:
         executor.stop()
         if progress:

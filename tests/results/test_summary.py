@@ -191,6 +191,18 @@ def test_cost_follows_the_prices_and_is_null_without() -> None:
     assert summary["cost"]["priced_with"] == "list"
 
 
+def test_a_session_s_cost_counts_sessions_with_calls_or_in_a_steady_state_those_that_arrive() -> None:
+    prices = Prices("list", input_uncached=3.0, input_cached=0.5, output=15.0)
+    records = [_call(0, 0), _call(1, 1), _call(2, 2, session="t")]
+    one = _summary(records[:1], prices=prices)["cost"]["per_session"]
+    assert _summary(records, prices=prices)["cost"]["per_session"] == pytest.approx(one * 3 / 2)
+    info = make_info(SHAPES[0], records, nodes=2, per_node=1, window_ns=(0, None), prices=prices, virtual_ns=7200 * S)
+    info.load.sessions_per_hour_per_node = 4.0
+    info.experiment = {"load": {"history_s": 60.0}}
+    steady = summarise(to_frame(records), info, None, digest(records))["cost"]["per_session"]
+    assert steady == pytest.approx(one * 3 / (4.0 * 2 * 2)), "4 per hour on each of 2 nodes for 2 hours"
+
+
 def test_an_invalid_or_interrupted_run_says_why() -> None:
     validity = _summary([], invalid=["the router fell back"], interrupted=True)["validity"]
     assert validity["valid"] is False

@@ -18,7 +18,7 @@ from harness.results.store import INFO
 from harness.studies.anatomy import kv_sizes, workload
 from harness.studies.finding import Check, Figure, Finding, broken, finding_names, load_finding, only, ours
 from harness.studies.finding_run import FindingResult, mean_of, run_finding, versions_of
-from harness.studies.finding_text import figure_cells, holds, run_notes
+from harness.studies.finding_text import figure_cells, holds, run_notes, why
 from harness.studies.taken_over import stranger
 from tests.harness.test_cli import _environment
 from tests.results.synthetic import SHAPES, make_info, make_records
@@ -175,9 +175,9 @@ def test_a_part_of_a_study_has_the_arms_and_rungs_asked_for() -> None:
     assert runs(first) == [("cached", 1)] and [arm.name for arm in first.arms_at("small")] == ["cached"]
     with pytest.raises(InputError, match="--arm gone: not in study own at scale small; choose from: cached, cold"):
         only(finding, "small", ("gone",), ())
-    with pytest.raises(InputError, match=r"--rung 3: not in .*; choose from: 1.0, 2.0"):
+    with pytest.raises(InputError, match="--rung 3: not in .*; choose from: 1, 2"):
         only(finding, "small", (), (3,))
-    with pytest.raises(InputError, match="does not run at this value"):
+    with pytest.raises(InputError, match="--rung 1: cold does not run there"):
         only(finding, "small", ("cold",), (1,))
 
 
@@ -197,6 +197,11 @@ def test_a_path_without_a_number_is_noted() -> None:
     summary = {"ttft_s": {"p50": 1.0}, "validity": {"reasons": [], "notes": []}}
     notes = run_notes(FindingResult(finding, "full", {"cached": summary}, {"cached": [summary]}))
     assert notes == ["no arm has a number at ttft_s.p51"]
+
+
+def test_why_ours_differs_is_said_of_full_scale_alone() -> None:
+    figure = Finding.model_validate(OWN).figures[0]
+    assert [why(figure, scale) for scale in ("small", "medium", "full")] == ["", "", "why not"]
 
 
 def test_kv_sizes_are_the_published_ones() -> None:
@@ -243,9 +248,9 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     document = json.loads(first.stdout)
     assert document["directions"] == [{"says": "caching computes less", "holds": True}]
-    assert document["figures"][0]["ours"] > 1 and document["figures"][0]["because"] == "why not"
+    assert document["figures"][0]["ours"] > 1 and document["figures"][0]["because"] == "", "said of full scale"
     text = (tmp_path / "o" / "study.md").read_text()
-    assert "why not" in text and "do not compare with the published ones" in text
+    assert "why not" not in text and "do not compare with the published ones" in text
     written = (tmp_path / "o" / "cold" / "summary.json").stat().st_mtime_ns
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=_environment(), timeout=300)
     assert json.loads(again.stdout)["runs"] == document["runs"]

@@ -31,7 +31,7 @@ def test_a_direction_must_come_out_at_every_rung() -> None:
 def test_every_arm_takes_its_rungs_and_its_config(tmp_path: Path) -> None:
     scorers = load_finding("scorers")
     arms = {arm.name: arm for arm in scorers.arms}
-    assert scorers.rungs_at("full", arms["load"]) == [2, 4.75, 8]
+    assert scorers.rungs_at("full", arms["load"]) == [2, 4.75, 6]
     assert scorers.rungs_at("full", arms["blend v0.7.1"]) == [4.75]
     for scale in scorers.scales:
         for arm in scorers.arms_at(scale):
