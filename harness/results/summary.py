@@ -113,6 +113,7 @@ def _load_balance(calls: pl.DataFrame, info: RunInfo, busy: list[int] | None) ->
         "busiest_over_mean_calls": _busiest(_per_node(calls, info, pl.len())),
         "busiest_over_mean_input_tokens": _busiest(_per_node(calls, info, pl.col("input_tokens").sum())),
         "busiest_over_mean_computed_tokens": _busiest(_per_node(calls, info, pl.col("computed_tokens").sum())),
+        "endpoints_used": calls["endpoint"].drop_nulls().n_unique(),
     }
 
 

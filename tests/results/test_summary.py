@@ -182,6 +182,11 @@ def test_truth_gap_is_absolute_and_only_where_both_sides_are_known() -> None:
     assert gap["signed_mean"] == pytest.approx(0.1)
 
 
+def test_endpoints_without_a_call_are_not_used() -> None:
+    assert _summary([_call(0, 0), _call(1, 1), _call(2, 2, endpoint=1)])["load_balance"]["endpoints_used"] == 2
+    assert _summary([_call(0, 0, endpoint=None, node=None)])["load_balance"]["endpoints_used"] == 0
+
+
 def test_cost_follows_the_prices_and_is_null_without() -> None:
     assert _summary([_call(0, 0)])["cost"]["per_session"] is None
     summary = _summary([_call(0, 0)], prices=Prices("list", input_uncached=3.0, input_cached=0.5, output=15.0))
