@@ -156,15 +156,18 @@ def only(finding: Finding, scale: Scale, arms: Sequence[str], rungs: Sequence[fl
                 remedy = f"choose from: {', '.join(names)}" if names else f"{finding.name} has no ladder"
                 said = value if isinstance(value, str) else f"{value:g}"
                 raise InputError(f"{option} {said}", f"not in study {finding.name} at scale {scale}", remedy)
-    at = list(rungs) or size.rungs
-    ladder = finding.model_copy(update={"scales": {**finding.scales, scale: size.model_copy(update={"rungs": at})}})
-    run = [arm.name for arm in ladder.arms_at(scale) if (not arms or arm.name in arms) and ladder.rungs_at(scale, arm)]
+
+    def runs(arm: Variant) -> bool:
+        at = set(finding.rungs_at(scale, arm))
+        return (not arms or arm.name in arms) and bool(at & set(rungs or at))
+
+    run = [arm.name for arm in finding.arms_at(scale) if runs(arm)]
     if not run:
         asked = ", ".join(f"{rung:g}" for rung in rungs)
         raise InputError(
             f"--rung {asked}", f"{', '.join(arms)} does not run there", "leave --rung out, or name another arm"
         )
-    chosen = size.model_copy(update={"arms": run, "rungs": at})
+    chosen = size.model_copy(update={"arms": run, "rungs": list(rungs) or size.rungs})
     return finding.model_copy(update={"scales": {**finding.scales, scale: chosen}})
 
 

@@ -74,10 +74,15 @@ def fabric_arms(scale: str, seed: int, out: Path) -> list[StudyArm]:
     return arms
 
 
+def aggregated_figure(results: Sequence[ArmResult], rate: str, figure: str) -> float | None:
+    """The figure of aggregated serving, which no network changes."""
+    return next((r.figures.get(figure) for r in results if r.series == f"aggregated {rate}"), None)
+
+
 def crossover(results: Sequence[ArmResult], rate: str, figure: str) -> float | None:
     """Gbit/s per node below which aggregated serving has the lower figure; log-linear between networks. None: they
     do not cross."""
-    flat = next((r.figures.get(figure) for r in results if r.series == f"aggregated {rate}"), None)
+    flat = aggregated_figure(results, rate, figure)
     points = sorted(
         (r.x, r.figures[figure]) for r in results if r.series == f"8P2D {rate}" and r.x and r.figures.get(figure)
     )
@@ -95,7 +100,7 @@ def aggregated_wins(results: Sequence[ArmResult], rate: str, figure: str) -> str
     at = crossover(results, rate, figure)
     if at is not None:
         return f"below {at:.0f} Gbit/s per node"
-    flat = next((r.figures.get(figure) for r in results if r.series == f"aggregated {rate}"), None)
+    flat = aggregated_figure(results, rate, figure)
     split = [value for r in results if r.series == f"8P2D {rate}" and (value := r.figures.get(figure)) is not None]
     everywhere = flat is not None and split and min(split) > flat
     return "at every bandwidth tried" if everywhere else "at no bandwidth tried"
