@@ -3,7 +3,8 @@
 For each arm and each seed a bisection of its own. Common random numbers: a seed's sessions, their order and the random
 numbers behind their arrivals are the same at every rate and for every arm (load.arrivals poisson draws gaps that scale
 with the rate), so that differences are the rate's and the arm's. Measured is what ends between a warm-up and the last
-session's arrival; the run stops there.
+session's arrival, where the run stops; or within the experiment's own load.warmup_s and load.until_s, the same stretch
+of time at every rate.
 """
 
 from __future__ import annotations
@@ -111,6 +112,10 @@ class Capacity:
         }
 
 
+class TraceTooShort(InputError):
+    """The trace's sessions have all arrived before the stretch that is to be measured is over."""
+
+
 class CapacitySource:
     """Asks for the points that the searches need (harness.sweep.pool.Source)."""
 
@@ -137,14 +142,23 @@ class CapacitySource:
 
     def next(self) -> Point | None:
         """See Source."""
-        if not self._idle:
-            return None
-        key = self._idle.pop(0)
-        rung = self._searches[key].rung
-        assert rung is not None
-        point = self._point(*key, self.ladder.rate(rung))
-        self._asked[point.name] = key
-        return point
+        while self._idle:
+            key = self._idle.pop(0)
+            search = self._searches[key]
+            assert search.rung is not None
+            try:
+                point = self._point(*key, self.ladder.rate(search.rung))
+            except TraceTooShort:
+                if search.met is None:
+                    raise
+                # the rates below have been answered, and those answers stand
+                search.answer(None)
+                if search.rung is not None:
+                    self._idle.append(key)
+                continue
+            self._asked[point.name] = key
+            return point
+        return None
 
     def ended(self, point: Point, folder: Path, result: Ended) -> None:
         """See Source."""
@@ -163,7 +177,14 @@ class CapacitySource:
         base = self.arms[arm]
         load = base.load.model_copy(update={"sessions_per_hour_per_node": rate})
         span_s = self._span_s(base.model_copy(update={"load": load, "seed": seed}))
-        load = load.model_copy(update={"warmup_s": self.warmup_share * span_s, "until_s": span_s})
+        if not load.until_s:
+            load = load.model_copy(update={"warmup_s": self.warmup_share * span_s, "until_s": span_s})
+        elif load.until_s > span_s:
+            raise TraceTooShort(
+                f"load.until_s: {load.until_s:g}",
+                f"at {rate:g} sessions per hour and node the trace's last session arrives at {span_s:.0f} s",
+                "give a longer trace, a shorter history or an earlier end",
+            )
         output = base.output.model_copy(update={"report": False})
         experiment = base.model_copy(update={"seed": seed, "load": load, "output": output})
         values = {"load.sessions_per_hour_per_node": f"{rate:g}", "seed": str(seed)}
@@ -176,7 +197,7 @@ class CapacitySource:
         )
         if (span_s := max(starts) / 1e9) <= 0:
             rate = experiment.load.sessions_per_hour_per_node
-            raise InputError(
+            raise TraceTooShort(
                 f"load.history_s: {experiment.load.history_s:g}",
                 f"at {rate:g} sessions per hour and node the trace's last session arrives before the run begins",
                 "give a longer trace or a shorter history",
@@ -237,6 +258,9 @@ def check(experiment: Experiment) -> None:
         raise InputError(
             "load.arrivals", f"{experiment.load.arrivals} has no rate to search over", "use poisson or uniform"
         )
-    for name in ("warmup_s", "until_s"):
-        if getattr(experiment.load, name):
-            raise InputError(f"load.{name}", "the search sets it from the arrivals", "leave it out; see --warmup-share")
+    if experiment.load.warmup_s and not experiment.load.until_s:
+        raise InputError(
+            "load.warmup_s",
+            "without load.until_s the search sets it from the arrivals",
+            "give both or see --warmup-share",
+        )

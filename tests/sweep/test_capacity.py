@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import InputError
 from harness.experiment import load_experiment
-from harness.sweep.capacity import CapacitySource
+from harness.sweep.capacity import CapacitySource, check
 from harness.sweep.search import RateLadder
 from harness.sweep.slo import parse_slo
 from harness.workload import load_sessions
@@ -30,11 +30,48 @@ def test_a_history_longer_than_the_trace_is_named(tmp_path: Path) -> None:
         _source(tmp_path, 60).next()
 
 
-def _source(folder: Path, history_s: int) -> CapacitySource:
+def test_the_experiments_own_stretch_is_kept(tmp_path: Path) -> None:
+    point = _source(tmp_path, 0, "load.until_s=8", "load.warmup_s=3").next()
+    assert point is not None
+    assert (point.experiment.load.until_s, point.experiment.load.warmup_s) == (8, 3)
+
+
+def test_a_stretch_longer_than_the_arrivals_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"load\.until_s: 11: at 360 .* last session arrives at 10 s"):
+        _source(tmp_path, 0, "load.until_s=11").next()
+
+
+def test_rates_that_the_trace_is_too_short_for_end_the_search(tmp_path: Path) -> None:
+    """At 720 per hour the last session arrives after 5 s: that rate is not run, and 360's answer stands."""
+    source = _source(tmp_path, 0, "load.until_s=8")
+    search = source._searches["a", 1]
+    search.answer(True)
+    rates = []
+    while (point := source.next()) is not None:
+        rates.append(point.experiment.load.sessions_per_hour_per_node)
+        source._asked.clear()
+        search.answer(True)
+        if search.rung is not None:
+            source._idle.append(("a", 1))
+    assert rates
+    assert (
+        max(rates) == source.capacities()[0].per_seed[1] == pytest.approx(437.6, abs=0.1)
+    )  # 10 s / 8 s, a rung below 450
+    assert search.blind
+
+
+def test_a_warm_up_needs_its_end(tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    experiment = load_experiment(tmp_path / "e.yaml", ["load.arrivals=uniform", "load.warmup_s=3"])
+    with pytest.raises(InputError, match=r"load\.warmup_s: without load\.until_s .*; give both"):
+        check(experiment)
+
+
+def _source(folder: Path, history_s: int, *more: str) -> CapacitySource:
     """Two sessions, ten seconds apart at the ladder's first rate."""
     (folder / "trace.jsonl").write_text(TRACE + TRACE.replace('"session":"a"', '"session":"b"'))
     (folder / "e.yaml").write_text(EXPERIMENT)
-    changes = ["load.arrivals=uniform", "cluster.nodes=1", f"load.history_s={history_s}"]
+    changes = ["load.arrivals=uniform", "cluster.nodes=1", f"load.history_s={history_s}", *more]
     experiment = load_experiment(folder / "e.yaml", changes)
     loaded = load_sessions(experiment)
     assert len(loaded.sessions) == 2
