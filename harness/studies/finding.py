@@ -163,12 +163,21 @@ def only(finding: Finding, scale: Scale, arms: Sequence[str], rungs: Sequence[fl
 
     run = [arm.name for arm in finding.arms_at(scale) if runs(arm)]
     if not run:
-        asked = ", ".join(f"{rung:g}" for rung in rungs)
-        raise InputError(
-            f"--rung {asked}", f"{', '.join(arms)} does not run there", "leave --rung out, or name another arm"
-        )
+        raise _nobody_runs(finding, scale, arms, rungs)
     chosen = size.model_copy(update={"arms": run, "rungs": list(rungs) or size.rungs})
     return finding.model_copy(update={"scales": {**finding.scales, scale: chosen}})
+
+
+def _nobody_runs(finding: Finding, scale: Scale, arms: Sequence[str], rungs: Sequence[float]) -> InputError:
+    """That none of these arms (none given: of all) runs at any of the rungs; the remedy says which rungs they have."""
+    who = f"arm {' or '.join(arms)}" if arms else "any arm"
+    asked = [arm for arm in finding.arms_at(scale) if not arms or arm.name in arms]
+    has = sorted({rung for arm in asked for rung in finding.rungs_at(scale, arm) if rung is not None})
+    remedy = f"choose from: {', '.join(f'{rung:g}' for rung in has)}" if has else "give another scale"
+    if not rungs:
+        return InputError(f"--scale {scale}", f"no value of the ladder there for {who}", remedy)
+    where = f"--rung {', '.join(f'{rung:g}' for rung in rungs)}"
+    return InputError(where, f"not a value of the ladder at which {who} runs at scale {scale}", remedy)
 
 
 def label(arm: str, rung: float | None) -> str:

@@ -177,8 +177,32 @@ def test_a_part_of_a_study_has_the_arms_and_rungs_asked_for() -> None:
         only(finding, "small", ("gone",), ())
     with pytest.raises(InputError, match="--rung 3: not in .*; choose from: 1, 2"):
         only(finding, "small", (), (3,))
-    with pytest.raises(InputError, match="--rung 1: cold does not run there"):
-        only(finding, "small", ("cold",), (1,))
+
+
+@pytest.mark.parametrize(
+    ("arms", "rungs", "complaint"),
+    [
+        (("cold",), (1.0,), "--rung 1: not a value of the ladder at which arm cold runs at scale small; choose from: 2"),
+        ((), (1.0,), "--rung 1: not a value of the ladder at which any arm runs at scale small; choose from: 2"),
+        ((), (1.0, 3.0), "--rung 1, 3: .*; choose from: 2"),
+    ],
+)
+def test_a_rung_at_which_nothing_runs_is_told_with_those_that_there_are(
+    arms: tuple[str, ...], rungs: tuple[float, ...], complaint: str
+) -> None:
+    arms_of_2 = [{**arm, "rungs": [2]} for arm in OWN["arms"]]
+    ladder = {**LADDER, "values": [1, 2, 3]}
+    finding = Finding.model_validate(OWN | {"ladder": ladder, "arms": arms_of_2, "figures": []})
+    with pytest.raises(InputError, match=complaint):
+        only(finding, "small", arms, rungs)
+
+
+def test_arms_that_have_no_rung_at_a_scale_name_the_scale() -> None:
+    arms = [OWN["arms"][0], {**OWN["arms"][1], "rungs": [2]}]
+    scales = {"small": {"rungs": [1]}}
+    finding = Finding.model_validate(OWN | {"ladder": LADDER, "arms": arms, "figures": [], "scales": scales})
+    with pytest.raises(InputError, match="--scale small: no value of the ladder there for arm cold"):
+        only(finding, "small", ("cold",), ())
 
 
 def test_rungs_are_not_for_a_study_without_a_ladder() -> None:
