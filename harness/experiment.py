@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -364,10 +364,13 @@ def _not_dots(name: str) -> str:
     return name
 
 
-def load_experiment(path: Path, overrides: list[str] | None = None, trace: str | None = None) -> Experiment:
+def load_experiment(
+    path: Path, overrides: Sequence[str] | None = None, trace: str | None = None, over: Sequence[str] = ()
+) -> Experiment:
     """Read, override (`a.b=value`, value in YAML) and validate an experiment file.
 
-    Relative paths in the file are relative to the file; those given on the command line to the working directory.
+    `overrides` are the texts of --set, `over` those of a sweep's --over, which come after: a fault in a field that one
+    of them gives is called by it. Relative paths in the file are relative to the file; those given on the command line to the working directory.
     """
     document = _read_yaml(path)
     base = path.resolve().parent
@@ -378,20 +381,24 @@ def load_experiment(path: Path, overrides: list[str] | None = None, trace: str |
                 name: resolved_setting(name, value, base, f"{path}: arm {arm.get('name')}")
                 for name, value in arm["set"].items()
             }
-    for text in overrides or []:
-        _override(document, text)
+    given: dict[str, str] = {}
+    for option, texts in (("--set", overrides or ()), ("--over", over)):
+        for text in texts:
+            name = _override(document, text, option)
+            given.pop(name, None)  # the last one counts, and stands last
+            given[name] = f"{option} {text}"
     if trace is not None:
         section = document.setdefault("trace", {})
         if not isinstance(section, dict):
             raise InputError(str(path), "field trace is not a mapping", "write `trace: {path: FILE}`")
         section["path"] = str(Path(trace).resolve())
-    return validated(document, str(path))
+    return validated(document, str(path), given)
 
 
-def validated(document: dict[str, Any], where: str) -> Experiment:
+def validated(document: dict[str, Any], where: str, given: Mapping[str, str] | None = None) -> Experiment:
     """The experiment that a document describes; InputError names `where` and the first field that is wrong.
 
-    Paths that are still relative here were given on the command line: they are made absolute by the working directory,
+    `given`: what names a fault instead of `where`, for fields (`a.b`) that did not come from there. Paths that are still relative here were given on the command line: they are made absolute by the working directory,
     since the experiment may be written into a folder and be run from there.
     """
     document = copy.deepcopy(document)
@@ -401,11 +408,17 @@ def validated(document: dict[str, Any], where: str) -> Experiment:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "(the whole file)"
-        where += _arm_of(document, first["loc"])
+        giver = _giver(field, given or {})
+        where = giver or where + _arm_of(document, first["loc"])
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
         raise InputError(
             where, f"field {field}: {_reason(first)}{more}", "see docs/experiment.md or `harness schema`"
         ) from None
+
+
+def _giver(field: str, given: Mapping[str, str]) -> str | None:
+    """Who gave the field, or a section that it is in, last."""
+    return next((text for name, text in reversed(given.items()) if f"{field}.".startswith(f"{name}.")), None)
 
 
 def _arm_of(document: dict[str, Any], place: Sequence[Any]) -> str:
@@ -500,15 +513,17 @@ def resolved_setting(name: Any, value: Any, base: Path, where: str) -> Any:
     return document
 
 
-def _override(document: dict[str, Any], text: str) -> None:
+def _override(document: dict[str, Any], text: str, option: str) -> str:
+    """Sets the field of `a.b=value`, the text of a command's `option`, and returns its name."""
     name, sep, raw = text.partition("=")
     if not sep or not name.strip():
-        raise InputError(f"--set {text}", "not of the form a.b=value", "write for example --set cluster.nodes=4")
+        raise InputError(f"{option} {text}", "not of the form a.b=value", "write for example --set cluster.nodes=4")
     try:
         value = yaml_text.parse(raw)
     except yaml.YAMLError:
-        raise InputError(f"--set {text}", "the value is not YAML", "quote it") from None
-    put_field(document, name, value, f"--set {text}")
+        raise InputError(f"{option} {text}", "the value is not YAML", "quote it") from None
+    put_field(document, name, value, f"{option} {text}")
+    return name.strip()
 
 
 def put_field(document: dict[str, Any], name: str, value: Any, where: str) -> list[str]:

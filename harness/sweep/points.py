@@ -73,7 +73,7 @@ def grid(file: Path, axes: Sequence[Axis], overrides: Sequence[str] = (), trace:
     seen: dict[str, str] = {}
     for number, values in enumerate(itertools.product(*(axis.values for axis in axes))):
         chosen = dict(zip(fields, values, strict=True))
-        experiment = load_experiment(file, [*overrides, *(f"{f}={v}" for f, v in chosen.items())], trace)
+        experiment = load_experiment(file, overrides, trace, over=[f"{f}={v}" for f, v in chosen.items()])
         name = _safe(",".join(f"{head}={value}" for head, value in zip(heads, values, strict=True)))
         if len(name) > _LONGEST_NAME or any(point.name.lower() == name.lower() for point in points):
             name = f"point-{number + 1:04}"

@@ -46,6 +46,25 @@ def test_every_point_is_checked_before_anything_runs(file: Path) -> None:
         grid(file, [parse_axis("seed=1"), parse_axis("seed=2")])
 
 
+@pytest.mark.parametrize(
+    ("over", "overrides", "complaint"),
+    [
+        ("cluster.nodes=1,0", [], "--over cluster.nodes=0: field cluster.nodes: input should be greater"),
+        ("cluster.nodes=[1", [], r"--over cluster.nodes=\[1: the value is not YAML"),
+        ("name.x=1", [], "--over name.x=1: field name.x: name is not a section"),
+        ("cluster.nope=1", ["cluster={nodes: 1}"], "--over cluster.nope=1: field cluster.nope: unknown key"),
+        ("seed=1", ["cluster={nodes: 0}"], "--set cluster={nodes: 0}: field cluster.nodes: input should be greater"),
+        ("seed=1", ["cluster.nodes=0", "cluster={nodes: -1}"], "--set cluster={nodes: -1}: field cluster.nodes"),
+        ("cluster.nodes=1,0", ["cluster.nodes=-1"], "--over cluster.nodes=0: field cluster.nodes"),
+    ],
+)
+def test_a_fault_is_called_by_the_option_that_gives_it(
+    file: Path, over: str, overrides: list[str], complaint: str
+) -> None:
+    with pytest.raises(InputError, match=f"^{complaint}"):
+        grid(file, [parse_axis(over)], overrides)
+
+
 @pytest.mark.parametrize("text", ["seed=1,01", "load.sessions_per_hour_per_node=4,4.0"])
 def test_one_value_in_two_spellings_is_not_run_twice(file: Path, text: str) -> None:
     with pytest.raises(InputError, match="is the same experiment as"):
