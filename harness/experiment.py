@@ -370,7 +370,8 @@ def load_experiment(
     """Read, override (`a.b=value`, value in YAML) and validate an experiment file.
 
     `overrides` are the texts of --set, `over` those of a sweep's --over, which come after: a fault in a field that one
-    of them gives is called by it. Relative paths in the file are relative to the file; those given on the command line to the working directory.
+    of them gives is called by it. Relative paths in the file are relative to the file; those given on the command line
+    to the working directory.
     """
     document = _read_yaml(path)
     base = path.resolve().parent
@@ -398,8 +399,9 @@ def load_experiment(
 def validated(document: dict[str, Any], where: str, given: Mapping[str, str] | None = None) -> Experiment:
     """The experiment that a document describes; InputError names `where` and the first field that is wrong.
 
-    `given`: what names a fault instead of `where`, for fields (`a.b`) that did not come from there. Paths that are still relative here were given on the command line: they are made absolute by the working directory,
-    since the experiment may be written into a folder and be run from there.
+    `given`: what names a fault instead of `where`, for fields (`a.b`) that did not come from there. Paths that are
+    still relative here were given on the command line: they are made absolute by the working directory, since the
+    experiment may be written into a folder and be run from there.
     """
     document = copy.deepcopy(document)
     resolve_paths(document, Path.cwd())

@@ -22,7 +22,7 @@ from harness.folders import writing
 from harness.results.compare import lookup
 from harness.results.store import REPORT
 from harness.sweep.capacity import CapacitySource, check
-from harness.sweep.page import answer, capacity_page, columns_with_values, full_title, sweep_page
+from harness.sweep.page import answer, capacity_page, columns_with_values, full_title, sweep_page, to_know
 from harness.sweep.points import Axis, Point, file_digests, grid, parse_axis, specification
 from harness.sweep.pool import Executor, Listed, Processes, claim, complain, drive, summary_of
 from harness.sweep.search import RateLadder
@@ -249,3 +249,8 @@ def _print_sweep(axes: Sequence[Axis], points: Sequence[Point], summaries: dict[
         cells = ["-" if v is None else c.form(v) for c, v in zip(columns, values, strict=True)]
         table.add_row(*point.values.values(), *cells)
     Console(width=max(140, Console().width)).print(table)
+    for note in to_know(summaries):
+        print(f"Note: {note}")
+    invalid = [name for name, summary in summaries.items() if not summary["validity"]["valid"]]
+    if invalid:
+        print(f"INVALID, not to be used: {', '.join(invalid)} (reasons in summary.json and the report).")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from harness.results.compare import COLUMNS, Column, lookup, number
+from harness.results.compare import COLUMNS, VERDICT, Column, lookup, merged_notes, number
 from harness.results.figure import axis_of, log_seconds, rounded, run_color, safe_text
 from harness.results.markup import Markup, tag
 from harness.results.page_parts import comparison_table, legend, plot_card
@@ -15,6 +15,9 @@ from harness.sweep.points import Axis, Point
 
 PLOTTED: Final = ("ttft_p90", "e2e_p90", "rate_p50", "hit_token", "balance", "gap")
 """Columns of the comparison that a sweep's page draws, those that have values."""
+
+_MOST_NAMED: Final = 3
+"""Points that a note names."""
 
 Summaries = dict[str, dict[str, Any]]
 Series = tuple[str, list[Any], list[float | None]]
@@ -29,6 +32,21 @@ def full_title(column: Column) -> str:
     """A column's name on its own, with its unit."""
     words = [column.group, column.title] if column.group else [column.title]
     return " ".join(word for word in words if word) + (f" ({column.unit})" if column.unit else "")
+
+
+def to_know(summaries: Summaries) -> list[str]:
+    """What a reader has to know of the points' numbers, each note once, with the points that it is of if not of all.
+
+    Verdicts on a service level are a point's own and stand on its page.
+    """
+    names = list(summaries)
+    notes = [[note for note in s["validity"]["notes"] if not note.startswith(VERDICT)] for s in summaries.values()]
+    lines = []
+    for note, of in merged_notes(notes):
+        some = [names[i] for i in of[:_MOST_NAMED]]
+        more = f" and {len(of) - len(some)} more" if len(of) > len(some) else ""
+        lines.append(note if len(of) == len(names) else f"{note} ({'; '.join(some)}{more})")
+    return lines
 
 
 # ---------------------------------------------------------------------- a sweep
@@ -69,7 +87,12 @@ def sweep_page(name: str, axes: Sequence[Axis], points: Sequence[Point], summari
     answers += [f"{n} is not valid: {'; '.join(summaries[n]['validity']['reasons'])}" for n in invalid]
     body = [
         _header("sweep", name, answers, command),
-        tag("main", _section([label for label, _, _ in lines], cards), _table("All points", head, rows)),
+        tag(
+            "main",
+            _section([label for label, _, _ in lines], cards),
+            _table("All points", head, rows),
+            _notes(to_know(summaries)),
+        ),
     ]
     return page(f"{name}: sweep", body, figures)
 
@@ -289,6 +312,14 @@ def _section(labels: Sequence[str], cards: Sequence[Markup]) -> Markup:
 
 def _table(title: str, head: Sequence[Markup], rows: Sequence[Markup]) -> Markup:
     return tag("section", tag("h2", title), comparison_table(head, rows))
+
+
+def _notes(lines: Sequence[str]) -> Markup | None:
+    if not lines:
+        return None
+    return tag(
+        "section", tag("h2", "To know when reading"), tag("ul", [tag("li", line) for line in lines]), class_="box"
+    )
 
 
 def _link(folder: str, text: Any) -> Markup:
