@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -396,7 +396,7 @@ def load_experiment(
     return validated(document, str(path), given)
 
 
-def validated(document: dict[str, Any], where: str, given: Mapping[str, str] | None = None) -> Experiment:
+def validated(document: dict[str, Any], where: str, given: dict[str, str] | None = None) -> Experiment:
     """The experiment that a document describes; InputError names `where` and the first field that is wrong.
 
     `given`: what names a fault instead of `where`, for fields (`a.b`) that did not come from there. Paths that are
@@ -418,7 +418,7 @@ def validated(document: dict[str, Any], where: str, given: Mapping[str, str] | N
         ) from None
 
 
-def _giver(field: str, given: Mapping[str, str]) -> str | None:
+def _giver(field: str, given: dict[str, str]) -> str | None:
     """Who gave the field, or a section that it is in, last."""
     return next((text for name, text in reversed(given.items()) if f"{field}.".startswith(f"{name}.")), None)
 
