@@ -1,10 +1,13 @@
-"""Folders for results: never one that holds something already; and what a full or broken disk is called."""
+"""Folders for results: never one that holds something already. Their files: whole or not there;
+and what a full or broken disk is called.
+"""
 
 from __future__ import annotations
 
 import shutil
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import polars as pl
@@ -23,6 +26,35 @@ def writing(place: Path) -> Iterator[None]:
         raise ComponentError(
             "results", f"{file} could not be written ({why})", "free space there or give --out"
         ) from None
+
+
+@contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """Where to write a file so that nobody ever finds a half of it: beside it, to take its place once it is complete.
+
+    What ends the writing, a full disk or Ctrl-C, leaves what was there before. A device or a pipe is written to itself.
+    """
+    target = file.resolve()  # a link stays one
+    if target.exists() and not target.is_file():
+        yield file
+        return
+    part = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        yield part
+        part.replace(target)
+    except OSError as error:
+        if error.filename in (None, str(part)):
+            error.filename = str(file)  # the one that the user knows of
+        raise
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def write_whole(file: Path, content: str | bytes) -> None:
+    """`Path.write_text` in UTF-8 (or `write_bytes`), by `whole`."""
+    with whole(file) as part:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager

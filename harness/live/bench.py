@@ -21,7 +21,7 @@ from fake_workers.api.tokenizer import Tokenizer, load_tokenizer
 from harness.clock import to_ns
 from harness.errors import ComponentError, HarnessError, InputError
 from harness.experiment import Experiment, resolved_yaml
-from harness.folders import writing
+from harness.folders import write_whole, writing
 from harness.live import bench_tiers
 from harness.live.config import LiveConfig
 from harness.load.prompts import Origins
@@ -329,7 +329,7 @@ def run_bench(experiment: Experiment, url: str, folder: Path, *, token_ids: bool
             told = time.monotonic()
             text = json.dumps({"done": done, "calls": bench.expected, "seconds": now_ns / 1e9})
             with suppress(OSError):
-                progress.write_text(text, encoding="utf-8")
+                write_whole(progress, text)
 
     interrupted = False
     shown = Progress("bench", bench.expected)

@@ -27,6 +27,7 @@ from harness.cache.ledger import CacheLedger
 from harness.cache.offload_build import connector_options
 from harness.errors import InputError
 from harness.experiment import Experiment
+from harness.folders import write_whole
 from harness.live.tier_metrics import TierMetrics
 from harness.placement import PoolPlan, plan_pools, with_nodes
 from harness.results.tier_data import FILES, TierData
@@ -155,7 +156,7 @@ class LiveTiers:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             data.write(folder)
-            (folder / "tiers.json").write_text(json.dumps(facts, indent=1), encoding="utf-8")
+            write_whole(folder / "tiers.json", json.dumps(facts, indent=1))
         except (OSError, pl.exceptions.PolarsError) as error:
             print(f"warning: the tiers' account is not written ({error})", file=sys.stderr, flush=True)
 

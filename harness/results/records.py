@@ -16,6 +16,7 @@ import msgspec
 import polars as pl
 
 from harness.errors import InputError
+from harness.folders import whole
 from harness.trace.model import Call
 
 RECORD_SCHEMA: Final = 1
@@ -156,7 +157,8 @@ def write_calls(path: Path, frame: pl.DataFrame) -> None:
     """calls.parquet: the table in call_id order, so that equal runs give equal files whatever order they
     ended in.
     """
-    frame.sort("call_id").write_parquet(path, compression="zstd", metadata={_METADATA_KEY: str(RECORD_SCHEMA)})
+    with whole(path) as part:
+        frame.sort("call_id").write_parquet(part, compression="zstd", metadata={_METADATA_KEY: str(RECORD_SCHEMA)})
 
 
 def read_calls(path: Path) -> pl.DataFrame:

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from harness.errors import InputError
+from harness.folders import write_whole
 from harness.results.split import WorkerFacts
 
 RUN_SCHEMA: Final = 1
@@ -119,7 +120,7 @@ class RunInfo:
 def write_info(path: Path, info: RunInfo) -> None:
     """run.json: pretty, in the order of the fields."""
     document = {"schema": RUN_SCHEMA, **msgspec.to_builtins(info, enc_hook=str)}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    write_whole(path, msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
 
 
 def read_info(path: Path) -> RunInfo:

@@ -11,6 +11,7 @@ import msgspec
 import polars as pl
 
 from harness.errors import InputError
+from harness.folders import write_whole
 from harness.results import invariants
 from harness.results.records import CallRecord, digest, read_calls, to_frame, to_records, write_calls
 from harness.results.runinfo import RunInfo, read_info, write_info
@@ -77,7 +78,7 @@ def write_run(
     info.invalid.extend(v for v in invariants.violations(calls, arrived, drained, live=live) if v not in info.invalid)
     write_calls(dir / CALLS, calls)
     write_info(dir / INFO, info)
-    (dir / EXPERIMENT).write_text(info.experiment_yaml, encoding="utf-8")
+    write_whole(dir / EXPERIMENT, info.experiment_yaml)
     if timeline is not None:
         timeline.write(dir / TIMELINE)
     if tiers is not None:
@@ -86,7 +87,7 @@ def write_run(
     run = Run(dir, calls, info, summary, timeline, tiers)
     if report:
         render([run], dir / REPORT)
-    (dir / SUMMARY).write_text(to_json(summary), encoding="utf-8")  # the last file: who finds it finds all
+    write_whole(dir / SUMMARY, to_json(summary))  # the last file: who finds it finds all
     return run
 
 
@@ -106,7 +107,7 @@ def write_comparison(dir: Path, runs: Sequence[Run], missing: Sequence[str] = ()
     dir.mkdir(parents=True, exist_ok=True)
     entries = [_Entry(run.info.title, _relative(run.dir, dir), run.summary["digest"]) for run in runs]
     document = msgspec.json.format(msgspec.json.encode(_Listing(1, entries, list(missing))), indent=2)
-    (dir / COMPARISON).write_bytes(document + b"\n")
+    write_whole(dir / COMPARISON, document + b"\n")
     render(runs, dir / REPORT, missing)
     return dir / REPORT
 
@@ -150,7 +151,7 @@ def render(runs: Sequence[Run], path: Path, missing: Sequence[str] = ()) -> None
     """Write the HTML report of the runs; `missing` as in `write_comparison`."""
     from harness.results.report import render_html  # plotly is only read where a page is made
 
-    path.write_text(render_html(distinct(runs), missing), encoding="utf-8")
+    write_whole(path, render_html(distinct(runs), missing))
 
 
 def distinct(runs: Sequence[Run]) -> list[Run]:

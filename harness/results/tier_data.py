@@ -15,6 +15,7 @@ from typing import Any, Final
 import polars as pl
 
 from harness.errors import InputError
+from harness.folders import whole
 
 TIER_SCHEMA: Final = 1
 _METADATA_KEY: Final = "harness.tiers"
@@ -70,7 +71,8 @@ class TierData:
         """The three files into a run's folder."""
         for table, file in FILES.items():
             frame: pl.DataFrame = getattr(self, table)
-            frame.write_parquet(dir / file, compression="zstd", metadata={_METADATA_KEY: str(TIER_SCHEMA)})
+            with whole(dir / file) as part:
+                frame.write_parquet(part, compression="zstd", metadata={_METADATA_KEY: str(TIER_SCHEMA)})
 
     @classmethod
     def read(cls, dir: Path) -> TierData | None:

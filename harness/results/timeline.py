@@ -17,6 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from harness.errors import InputError
+from harness.folders import whole
 
 TIMELINE_SCHEMA: Final = 1
 _METADATA_KEY: Final = "harness.timeline"
@@ -204,7 +205,8 @@ class Timeline:
             }
         )
         meta = f"{TIMELINE_SCHEMA} {self.bin_ns} {self.end_ns} {n} {self.bins}"
-        frame.write_parquet(path, compression="zstd", metadata={_METADATA_KEY: meta})
+        with whole(path) as part:
+            frame.write_parquet(part, compression="zstd", metadata={_METADATA_KEY: meta})
 
     @classmethod
     def read(cls, path: Path) -> Timeline:

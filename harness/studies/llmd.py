@@ -10,6 +10,7 @@ from typing import Any
 
 from harness.errors import InputError
 from harness.experiment import Experiment
+from harness.folders import write_whole
 from harness.front_end import FrontEndConfig
 from harness.results.store import Run
 from harness.runner import run_experiment
@@ -121,7 +122,7 @@ def _run_arm(
     if document is None:
         document = _measure(ladder, experiment, seed, out, options, command, f"{name} {seed}")
         document["inputs"] = inputs
-        (out / STAGES).write_text(json.dumps(document, indent=1) + "\n")
+        write_whole(out / STAGES, json.dumps(document, indent=1) + "\n")
     result.seeds.append(seed)
     result.runs.append([StageResult(**stage) for stage in document["stages"]])
     result.invalid += [f"seed {seed}: {reason}" for reason in document["invalid"]]

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from harness.folders import writing
+from harness.folders import write_whole, writing
 
 PAGE, TABLE, RESULTS = "study.html", "study.md", "study.json"
 
@@ -20,10 +20,10 @@ def deliver(
     """Write study.json, study.md and, unless None, the page; print the document, or the text over `width` columns."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / RESULTS).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (folder / TABLE).write_text(text, encoding="utf-8")
+        write_whole(folder / RESULTS, json.dumps(document, indent=1) + "\n")
+        write_whole(folder / TABLE, text)
         if page is not None:
-            (folder / PAGE).write_text(page, encoding="utf-8")
+            write_whole(folder / PAGE, page)
     if as_json:
         print(json.dumps(document, indent=2))
         return

@@ -18,7 +18,7 @@ from harness import runner
 from harness.arms import arms_of, router_arms, router_choices
 from harness.errors import InputError
 from harness.experiment import load_experiment, resolved_yaml
-from harness.folders import writing
+from harness.folders import whole, write_whole, writing
 from harness.results.compare import lookup
 from harness.results.store import REPORT
 from harness.sweep.capacity import CapacitySource, check
@@ -84,7 +84,7 @@ def sweep(
     command = runner.command_line("harness", *sys.argv[1:])
     with writing(folder):
         _write_csv(folder / TABLE, axes, points, summaries)
-        (folder / REPORT).write_text(sweep_page(base.name, axes, points, summaries, command), encoding="utf-8")
+        write_whole(folder / REPORT, sweep_page(base.name, axes, points, summaries, command))
     if as_json:
         rows = [{"name": p.name, "values": p.values, "summary": summaries.get(p.name)} for p in points]
         print(json.dumps(rows, indent=2))
@@ -165,8 +165,8 @@ def capacity(
         "points": [probe.as_dict() for probe in sorted(source.probes, key=lambda p: (p.arm, p.seed, p.rate))],
     }
     with writing(folder):
-        (folder / CAPACITY).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        (folder / REPORT).write_text(capacity_page(base.name, source, command), encoding="utf-8")
+        write_whole(folder / CAPACITY, json.dumps(document, indent=2) + "\n")
+        write_whole(folder / REPORT, capacity_page(base.name, source, command))
     if as_json:
         print(json.dumps(document, indent=2))
     else:
@@ -218,7 +218,7 @@ def _write_csv(path: Path, axes: Sequence[Axis], points: Sequence[Point], summar
     """points.csv: a row per point, its fields and every number of its summary."""
     flat = {name: _flat({"summary": summary}) for name, summary in summaries.items()}
     keys = list(dict.fromkeys(key for row in flat.values() for key in row))
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with whole(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["point", *(axis.field for axis in axes), *keys])
         for point in points:

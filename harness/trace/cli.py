@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from harness.errors import InputError
+from harness.folders import write_whole
 from harness.trace import source as trace_source
 from harness.trace.check import MAX_VIOLATIONS, check_trace
 from harness.trace.exporters import EXPORTERS
@@ -89,7 +90,7 @@ def _write_page(html: Path, name: str, found: dict[str, Any], shape: Shape) -> N
     from harness.trace.page import render_trace_page  # plotly is wanted for pages alone
 
     try:
-        html.write_text(render_trace_page(name, found, shape), encoding="utf-8")
+        write_whole(html, render_trace_page(name, found, shape))
     except OSError as error:
         raise InputError(f"--html {html}", f"cannot be written ({error.strerror})", "give a writable place") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -11,6 +10,7 @@ from typing import Any, BinaryIO, cast
 import msgspec
 
 from harness.errors import InputError
+from harness.folders import whole
 from harness.trace.model import Call, Session
 
 VERSION = 1
@@ -40,17 +40,13 @@ def write_rows(path: str | Path, rows: Iterable[bytes]) -> None:
     path = Path(path)
     if path.exists() and not path.is_file():
         raise InputError(str(path), "is not a regular file", "give the name of a file to write")
-    part = path.with_name(path.name + ".part")
     try:
-        with open(part, "wb") as raw, _packed(raw, path.name.endswith(".gz")) as out:
+        with whole(path) as part, open(part, "wb") as raw, _packed(raw, path.name.endswith(".gz")) as out:
             for row in rows:
                 out.write(row)
-        os.replace(part, path)
     except OSError as error:
         what = f"cannot be written ({error.strerror})"
         raise InputError(str(path), what, "check the folder, its rights and the space left") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _packed(raw: BinaryIO, packed: bool) -> BinaryIO:

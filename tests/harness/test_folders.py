@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from harness.cli import main
 from harness.errors import ComponentError, InputError
-from harness.folders import fresh_folder, results_folder, writing
+from harness.folders import fresh_folder, results_folder, whole, write_whole, writing
+from harness.studies.outcome import PAGE, RESULTS, TABLE, deliver
 from harness.sweep.pool import claim
 
 
@@ -18,6 +23,52 @@ def test_a_full_disk_is_a_failed_component_with_the_file_s_name(tmp_path: Path) 
     assert caught.value.exit_code == 3 and "No space left" in str(caught.value)
     with pytest.raises(ComponentError, match="gone/x could not be written"), writing(tmp_path):
         (tmp_path / "gone/x").write_text("x")
+
+
+@contextmanager
+def room_for(nbytes: int) -> Iterator[None]:
+    """No file can grow beyond this meanwhile: what a full disk does to one that is being written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("content", ["new" * 9999, b"new" * 9999])
+def test_a_file_that_does_not_fit_leaves_what_was_there(tmp_path: Path, content: str | bytes) -> None:
+    file = tmp_path / "page.html"
+    file.write_text("old")
+    with pytest.raises(ComponentError, match="page.html could not be written"), writing(tmp_path), room_for(4096):
+        write_whole(file, content)
+    assert file.read_text() == "old" and list(tmp_path.iterdir()) == [file]
+    write_whole(file, content)
+    assert len(file.read_bytes()) == 3 * 9999 and list(tmp_path.iterdir()) == [file]
+
+
+def test_a_table_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ComponentError), writing(tmp_path), room_for(4096), whole(tmp_path / "t.parquet") as part:
+        pl.DataFrame({"x": range(99_999)}).write_parquet(part)
+    assert not list(tmp_path.iterdir())
+
+
+def test_links_and_devices_stay_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    write_whole(tmp_path / "link", "x")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "there").read_text() == "x"
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(tmp_path / "full", "x")
+    write_whole(Path("/dev/null"), "x")
+
+
+def test_a_study_s_page_is_never_half_written(tmp_path: Path) -> None:
+    deliver(tmp_path, {}, "old table", "old page", as_json=True)
+    with pytest.raises(ComponentError, match="study.html"), room_for(4096):
+        deliver(tmp_path, {}, "table", "x" * 9999, as_json=True)
+    assert (tmp_path / PAGE).read_text() == "old page" and (tmp_path / TABLE).read_text() == "table"
+    assert {path.name for path in tmp_path.iterdir()} == {PAGE, TABLE, RESULTS}
 
 
 def test_what_no_command_foresaw_of_a_disk_is_one_line(

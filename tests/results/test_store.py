@@ -20,10 +20,23 @@ from harness.results.figure import safe_text
 from harness.results.markup import Markup, tag
 from harness.results.page_shell import json_block
 from harness.results.plots import PLOTS, figures
-from harness.results.records import digest
+from harness.results.records import digest, to_records
 from harness.results.report import render_html
-from harness.results.store import Run, distinct, find_runs, load_run, report, write_comparison, write_run
+from harness.results.runinfo import write_info
+from harness.results.store import (
+    INFO,
+    REPORT,
+    Run,
+    distinct,
+    find_runs,
+    load_run,
+    render,
+    report,
+    write_comparison,
+    write_run,
+)
 from harness.results.timeline import TimelineRecorder
+from tests.harness.test_folders import room_for
 from tests.results.synthetic import SHAPES, S, Shape, make_info, make_records, make_timeline
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028 %{x} <a href='javascript:1'>"
@@ -82,6 +95,21 @@ def test_report_is_rendered_again_from_the_folders_alone(runs: list[Run], tmp_pa
     assert [path.name for path in find_runs([moved])] == [shape.label for shape in SHAPES]
     (moved / "comparison.json").unlink()
     assert [p.name for p in find_runs([moved, moved / "load-only"])] == sorted(s.label for s in SHAPES)
+
+
+def test_what_does_not_fit_on_the_disk_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    run = _write(tmp_path, SHAPES[0])
+    render([run], tmp_path / REPORT)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for write in (
+        lambda: render([run], tmp_path / REPORT),
+        lambda: write_comparison(tmp_path, [run]),
+        lambda: write_run(tmp_path, to_records(run.calls), run.info),
+        lambda: write_info(tmp_path / INFO, run.info),
+    ):
+        with pytest.raises((OSError, pl.exceptions.PolarsError), match="File too large"), room_for(64):
+            write()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_runs_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import yaml
 
+from harness.folders import write_whole
 from harness.results.numbers import Floats, seconds
 from harness.results.records import COMPLETED, IN_FLIGHT
 from harness.results.store import Run
@@ -39,7 +40,7 @@ _PERCENTILES: Final = {
 def write(run: Run, path: Path) -> None:
     """Write the file."""
     text = yaml.safe_dump(report(run), sort_keys=False, allow_unicode=True, width=110)
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text)
 
 
 def report(run: Run) -> dict[str, Any]:

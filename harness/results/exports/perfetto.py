@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.folders import whole
 from harness.results.records import CallRecord, to_records
 from harness.results.store import Run
 
@@ -20,7 +21,7 @@ _CLIENTS = 0
 
 def write(run: Run, path: Path) -> None:
     """Write the file, gzipped; equal runs give equal files."""
-    with path.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
+    with whole(path) as part, part.open("wb") as raw, gzip.GzipFile("", "wb", 6, raw, mtime=0) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         separator = b""
         for event in events(run):

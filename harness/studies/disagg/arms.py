@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from harness.experiment import Experiment
+from harness.folders import write_whole
 from harness.results.numbers import seconds
 from harness.results.records import COMPLETED
 from harness.results.store import Run
@@ -67,7 +68,7 @@ def run_arms(
         if kept is None:
             tell(arm.name)
             kept = _measure(arm, folder, command, show_progress)
-            (folder / RESULT).write_text(json.dumps({"inputs": inputs, **kept}, indent=1) + "\n")
+            write_whole(folder / RESULT, json.dumps({"inputs": inputs, **kept}, indent=1) + "\n")
         results.append(
             ArmResult(
                 arm.name,
