@@ -4,6 +4,9 @@ A scrape is held until there is news (or for `HOLD_S`: the router gives up after
 pending and answering it is a push. The router scrapes one endpoint strictly in sequence (request, parse, take
 over, next request): the arrival of the *next* scrape from a worker therefore proves that the previous answer
 has been taken over.
+
+Who waits for the router serves it: handing every scrape to a thread that then wakes the waiting one cost as much as
+the scrape. While nobody waits, a thread looks now and then, so that no scrape is held for too long.
 """
 
 from __future__ import annotations
@@ -24,6 +27,9 @@ from harness.router.process import GIVE_UP_S
 HOLD_S = 0.7
 _LOOK_S = 0.1
 """How often a push that waits looks whether the router is still there."""
+_TICK_S = 0.05
+"""How often scrapes are looked after while nobody waits: the router gives up `HOLD_S` and twice this after its scrape at
+the latest, with room to spare."""
 _HEAD = "HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
 
 
@@ -47,7 +53,7 @@ class _Connection:
 
 
 class MetricsPush:
-    """HTTP servers of all workers in one thread; `push` is called from another one."""
+    """HTTP servers of all workers, served by whoever waits in `wait`, and else by a thread of their own."""
 
     def __init__(
         self, endpoints: Sequence[Endpoint], bodies: Sequence[bytes], alive: Callable[[], bool] = lambda: True
@@ -57,9 +63,10 @@ class MetricsPush:
         self._listeners: dict[int, tuple[socket.socket, _Worker]] = {}
         self._connections: dict[int, _Connection] = {}
         self._workers = [_Worker(e.index, _response(body)) for e, body in zip(endpoints, bodies, strict=True)]
-        self._cond = threading.Condition()
+        self._lock = threading.Lock()
         self._pending: set[int] = set()
-        self._closed = False
+        self._closed = threading.Event()
+        self._swept_s = time.monotonic()
         self.scrapes = 0
         try:
             for endpoint, worker in zip(endpoints, self._workers, strict=True):
@@ -79,7 +86,7 @@ class MetricsPush:
         """New pages by endpoint index, on their way to the router."""
         if not bodies:
             return
-        with self._cond:
+        with self._lock:
             for index, body in bodies.items():
                 worker = self._workers[index]
                 worker.response = _response(body)
@@ -90,22 +97,20 @@ class MetricsPush:
 
     def wait(self, timeout_s: float = GIVE_UP_S) -> None:
         """Until the router has taken over all pages that are on their way."""
-        with self._cond:
+        with self._lock:
             self._wait(timeout_s)
 
     def wait_all(self, timeout_s: float) -> None:
         """Until the router has taken over every worker's present page (at start-up: its first)."""
-        with self._cond:
+        with self._lock:
             self._pending.update(w.index for w in self._workers if w.acked < w.version)
             self._wait(timeout_s)
 
     def close(self) -> None:
         """Stops serving and frees the addresses."""
-        with self._cond:
-            if self._closed:
-                return
-            self._closed = True
-            self._cond.notify_all()
+        if self._closed.is_set():
+            return
+        self._closed.set()
         thread = getattr(self, "_thread", None)
         if thread is not None:
             thread.join(2.0)
@@ -118,10 +123,11 @@ class MetricsPush:
     def _wait(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         while self._pending:
-            if self._closed:
+            if self._closed.is_set():
                 raise ComponentError("router", "the metrics servers were closed while values were on their way")
             left_s = deadline - time.monotonic()
-            if not self._cond.wait(max(0.0, min(left_s, _LOOK_S))) and (left_s <= 0 or not self._alive()):
+            self._turn(max(0.0, min(left_s, _LOOK_S)))
+            if self._pending and (left_s <= 0 or not self._alive()):
                 missing = sorted(self._pending)
                 raise ComponentError(
                     "router", f"did not read the metrics of endpoints {missing} within {timeout_s:g} s"
@@ -144,23 +150,23 @@ class MetricsPush:
         self._epoll.register(sock, select.EPOLLIN)
 
     def _serve(self) -> None:
-        sweep_s = time.monotonic()
-        while not self._closed:
-            events = self._epoll.poll(0.1)
-            with self._cond:
-                if self._closed:
-                    return
-                for fd, _ in events:
-                    if fd in self._listeners:
-                        self._accept(*self._listeners[fd])
-                    elif fd in self._connections:
-                        self._read(fd)
-                now_s = time.monotonic()
-                if now_s - sweep_s > 0.1:
-                    sweep_s = now_s
-                    for worker in self._workers:
-                        if worker.waiting is not None and now_s - worker.since_s > HOLD_S:
-                            self._answer(worker)
+        while not self._closed.wait(_TICK_S):
+            with self._lock:
+                self._turn(0.0)
+
+    def _turn(self, wait_s: float) -> None:
+        """Takes in what has come, waiting for it if need be, and lets go of scrapes held for too long."""
+        for fd, _ in self._epoll.poll(wait_s):
+            if fd in self._listeners:
+                self._accept(*self._listeners[fd])
+            elif fd in self._connections:
+                self._read(fd)
+        now_s = time.monotonic()
+        if now_s - self._swept_s > _TICK_S:
+            self._swept_s = now_s
+            for worker in self._workers:
+                if worker.waiting is not None and now_s - worker.since_s > HOLD_S:
+                    self._answer(worker)
 
     def _accept(self, listener: socket.socket, worker: _Worker) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -201,8 +207,6 @@ class MetricsPush:
             worker.answered = None
         if worker.acked == worker.version and worker.index in self._pending:
             self._pending.discard(worker.index)
-            if not self._pending:
-                self._cond.notify_all()
         worker.waiting, worker.since_s = connection.sock, time.monotonic()
         if worker.served < worker.version:
             self._answer(worker)
