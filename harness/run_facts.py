@@ -23,7 +23,7 @@ from harness.router.base import Router
 from harness.simulation import Simulation
 from harness.workload import Loaded
 
-_PACKAGES = ("grpcio", "xds-protos", "pyzmq", "msgspec", "numpy", "polars", "plotly")
+_PACKAGES = ("grpcio", "h2", "xds-protos", "pyzmq", "msgspec", "numpy", "polars", "plotly")
 _LIGHT_LOAD = 0.05
 """Below this GPU-busy share a run says that it tests no overload."""
 

@@ -7,36 +7,35 @@ response body: first token                         <- response body -> response 
 <- response body, end of stream;  both sides close
 
 The end of an RPC is the router's acknowledgement that it has let go of the request: its handler runs all
-completion hooks before it returns. The event loop only runs inside the calls of this class, in the caller's
-thread.
+completion hooks before it returns. Everything happens inside the calls of this class, in the caller's thread.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+import time
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TypeVar
 
-import grpc
 from envoy.config.core.v3 import base_pb2
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from harness.errors import ComponentError
+from harness.router.grpc_streams import GrpcStreams, RpcError, Stream
 from harness.router.process import GIVE_UP_S
 
 T = TypeVar("T")
+Talk = Generator[None, "pb.ProcessingResponse | None", T]
+"""What is said on one stream: yields when it waits for the router's next message, None is the end of the RPC."""
 
 DESTINATION = "x-gateway-destination-endpoint"
 _METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 _CHUNK_BYTES = 1 << 20
-_END_WITHIN_S = 2.0
-"""Streams that are dropped end without the router; this only bounds what is done in vain."""
 _STREAM_HEADERS = {":status": "200", "content-type": "text/event-stream"}
 
 
@@ -55,16 +54,10 @@ class ExtProcClient:
     """All open requests at one router."""
 
     def __init__(self, port: int) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._target = f"127.0.0.1:{port}"
-        self._calls: dict[str, Any] = {}
-        self._channel: Any = None
-        self._process: Any = None
-        self._told: dict[str, tuple[Any, list[tuple[bool, bytes]]]] = {}
+        self._streams = GrpcStreams("127.0.0.1", port, _METHOD)
+        self._calls: dict[str, Stream] = {}
+        self._told: dict[str, tuple[Stream, list[tuple[bool, bytes]]]] = {}
         """Answers that are not passed through yet: (stream, chunks in order, each with whether it is the last)."""
-        self._asking: asyncio.Task[Any] | None = None
-        """What the loop was last run for; an interrupt leaves it behind."""
-        self._run(self._connect())
 
     @property
     def open_requests(self) -> int:
@@ -73,11 +66,7 @@ class ExtProcClient:
 
     def ready(self, timeout_s: float) -> bool:
         """Whether the router accepts connections within the time given."""
-        try:
-            self._run(asyncio.wait_for(self._channel.channel_ready(), timeout_s))
-        except TimeoutError:
-            return False
-        return True
+        return self._streams.connect(timeout_s)
 
     def decide(
         self, request_id: str, path: str, headers: dict[str, str], body: bytes, only: str | None = None
@@ -85,15 +74,25 @@ class ExtProcClient:
         """Opens a stream, sends the request and reads the decision; the stream stays open if there is a
         destination. `only`: the address (ip:port) of the one endpoint that the router may choose.
         """
-        return self._guard(self._decide(request_id, path, headers, body, only))
+        try:
+            stream = self._streams.open()
+        except RpcError as error:
+            raise _ended(error) from error
+        try:
+            return self._one(stream, self._decide(stream, request_id, path, headers, body, only))
+        except BaseException:
+            self._streams.drop(stream)
+            raise
 
     def first_token(self, request_id: str, chunk: bytes) -> dict[str, str]:
         """Passes response headers and the first chunk through; returns the headers that the client sees."""
-        return self._guard(self._first_token(self._calls[request_id], chunk))
+        stream = self._calls[request_id]
+        return self._one(stream, self._first_token(stream, chunk))
 
     def finish(self, request_id: str, chunk: bytes) -> None:
         """Passes the last chunk through and waits for the end of the RPC."""
-        self._guard(self._finish(self._calls.pop(request_id), chunk))
+        stream = self._calls.pop(request_id)
+        self._one(stream, self._finish(stream, chunk))
 
     def tell_first_token(self, request_id: str, chunk: bytes) -> None:
         """As `first_token`, done with the next `catch_up`."""
@@ -114,74 +113,51 @@ class ExtProcClient:
         if not self._told:
             return {}
         told, self._told = self._told, {}
-        answers = [self._pass_through(call, chunks) for call, chunks in told.values()]
-        headers = self._guard(_all(answers)) if len(answers) > 1 else [self._guard(answers[0])]
+        headers = self._all([(stream, self._pass_through(stream, chunks)) for stream, chunks in told.values()])
         return dict(zip(told, headers, strict=True))
 
     def abort(self, request_id: str) -> None:
         """The client is gone: closes our side without a response and waits for the end of the RPC."""
-        self._guard(self._close(self._calls.pop(request_id)))
+        stream = self._calls.pop(request_id)
+        self._one(stream, self._close(stream))
 
     def close(self) -> None:
-        """Drops all streams and the channel."""
-        if self._loop.is_closed():
-            return
-        calls = [*self._calls.values(), *(call for call, _ in self._told.values())]
+        """Drops all streams and the connection; safe to call twice."""
         self._calls.clear()
         self._told.clear()
-        self._run(self._drop(calls))
-        self._loop.close()
+        self._streams.close()
 
-    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return self._loop.run_until_complete(coroutine)
+    def _one(self, stream: Stream, talk: Talk[T]) -> T:
+        return self._all([(stream, talk)])[0]
 
-    def _guard(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def _all(self, talks: Sequence[tuple[Stream, Talk[T]]]) -> list[T]:
+        """What the talks come to, held side by side."""
+        deadline_s = time.monotonic() + GIVE_UP_S
+        results: dict[int, T] = {}
+        open_: dict[int, tuple[Stream, Talk[T]]] = dict(enumerate(talks))
         try:
             with _interrupts_wait():
-                task = self._loop.create_task(asyncio.wait_for(coroutine, GIVE_UP_S))
-                self._asking = task
-                return self._loop.run_until_complete(task)
+                for _, talk in talks:
+                    next(talk)  # none is over before the router has said anything
+                while True:
+                    for number, (stream, talk) in list(open_.items()):
+                        try:
+                            _listen(stream, talk)
+                        except StopIteration as end:
+                            results[number] = end.value
+                            del open_[number]
+                    if not open_:
+                        break
+                    self._streams.turn(deadline_s)
         except TimeoutError as error:
             raise ComponentError("router", f"no answer within {GIVE_UP_S:g} s") from error
-        except grpc.aio.AioRpcError as error:
-            raise ComponentError("router", f"ext_proc stream ended: {error.code().name} {error.details()}") from error
-        except (asyncio.InvalidStateError, grpc.aio.UsageError) as error:
-            raise ComponentError("router", f"ext_proc stream ended: {error}") from error
+        except RpcError as error:
+            raise _ended(error) from error
+        return [results[number] for number in range(len(talks))]
 
-    async def _connect(self) -> None:
-        self._channel = grpc.aio.insecure_channel(
-            self._target,
-            options=[
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_receive_message_length", -1),
-                ("grpc.use_local_subchannel_pool", 1),
-            ],
-        )
-        self._process = self._channel.stream_stream(
-            _METHOD,
-            request_serializer=pb.ProcessingRequest.SerializeToString,
-            response_deserializer=pb.ProcessingResponse.FromString,
-        )
-
-    async def _drop(self, calls: list[Any]) -> None:
-        """Ends the streams and waits until gRPC has heard the end of each.
-
-        All loops of a process share gRPC's one queue of completions: what comes out of it for a closed loop ends in the
-        next router's loop, as "Event loop is closed". So gRPC's own tasks are waited for, not cancelled.
-        """
-        for call in calls:
-            call.cancel()
-        if self._asking is not None:
-            self._asking.cancel()
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        if left:
-            await asyncio.wait(left, timeout=_END_WITHIN_S)
-        await self._channel.close()
-
-    async def _decide(
-        self, request_id: str, path: str, headers: dict[str, str], body: bytes, only: str | None
-    ) -> Answer:
-        call = self._process()
+    def _decide(
+        self, stream: Stream, request_id: str, path: str, headers: dict[str, str], body: bytes, only: str | None
+    ) -> Talk[Answer]:
         all_headers = {
             ":method": "POST",
             ":path": path,
@@ -191,65 +167,83 @@ class ExtProcClient:
             "x-request-id": request_id,
             **headers,
         }
-        await call.write(pb.ProcessingRequest(request_headers=pb.HttpHeaders(headers=_header_map(all_headers))))
+        self._say(stream, request_headers=pb.HttpHeaders(headers=_header_map(all_headers)))
         for start in range(0, max(len(body), 1), _CHUNK_BYTES):
             end = start + _CHUNK_BYTES
             part = pb.HttpBody(body=body[start:end], end_of_stream=end >= len(body))
-            await call.write(pb.ProcessingRequest(request_body=part, metadata_context=_only(only)))
+            self._say(stream, request_body=part, metadata_context=_only(only))
         answer = Answer(status=0)
         while True:
-            reply = await _read(call)
+            reply = _still_there((yield))
             kind = reply.WhichOneof("response")
             if kind == "immediate_response":
                 immediate = reply.immediate_response
                 answer.status = immediate.status.code
                 answer.message = immediate.body.decode(errors="replace")
-                await self._close(call)
+                yield from self._close(stream)
                 return answer
             if kind == "request_headers":
                 _read_decision(reply, answer)
             elif kind == "request_body" and _is_last(reply.request_body):
-                break
-        self._calls[request_id] = call
-        return answer
+                self._calls[request_id] = stream
+                return answer
 
-    async def _first_token(self, call: Any, chunk: bytes) -> dict[str, str]:
-        await call.write(pb.ProcessingRequest(response_headers=pb.HttpHeaders(headers=_header_map(_STREAM_HEADERS))))
-        await call.write(pb.ProcessingRequest(response_body=pb.HttpBody(body=chunk)))
+    def _first_token(self, stream: Stream, chunk: bytes) -> Talk[dict[str, str]]:
+        self._say(stream, response_headers=pb.HttpHeaders(headers=_header_map(_STREAM_HEADERS)))
+        self._say(stream, response_body=pb.HttpBody(body=chunk))
         headers: dict[str, str] = {}
         while True:
-            reply = await _read(call)
+            reply = _still_there((yield))
             kind = reply.WhichOneof("response")
             if kind == "response_headers":
                 headers = _set_headers(reply.response_headers.response.header_mutation)
             elif kind == "response_body":
                 return headers
 
-    async def _pass_through(self, call: Any, chunks: list[tuple[bool, bytes]]) -> dict[str, str]:
+    def _pass_through(self, stream: Stream, chunks: list[tuple[bool, bytes]]) -> Talk[dict[str, str]]:
         headers: dict[str, str] = {}
         for last, chunk in chunks:
             if last:
-                await self._finish(call, chunk)
+                yield from self._finish(stream, chunk)
             else:
-                headers = await self._first_token(call, chunk)
+                headers = yield from self._first_token(stream, chunk)
         return headers
 
-    async def _finish(self, call: Any, chunk: bytes) -> None:
-        await call.write(pb.ProcessingRequest(response_body=pb.HttpBody(body=chunk, end_of_stream=True)))
-        await call.done_writing()
-        while await call.read() is not grpc.aio.EOF:
-            pass
-        await _check_status(call)
+    def _finish(self, stream: Stream, chunk: bytes) -> Talk[None]:
+        self._say(stream, last=True, response_body=pb.HttpBody(body=chunk, end_of_stream=True))
+        yield from _to_the_end()
 
-    async def _close(self, call: Any) -> None:
-        await call.done_writing()
-        while await call.read() is not grpc.aio.EOF:
-            pass
-        await _check_status(call)
+    def _close(self, stream: Stream) -> Talk[None]:
+        self._streams.end(stream)
+        yield from _to_the_end()
+
+    def _say(self, stream: Stream, last: bool = False, **parts: Any) -> None:
+        self._streams.send(stream, pb.ProcessingRequest(**parts).SerializeToString(), last)
 
 
-async def _all(coroutines: list[Coroutine[Any, Any, T]]) -> list[T]:
-    return list(await asyncio.gather(*coroutines))
+def _listen(stream: Stream, talk: Talk[Any]) -> None:
+    """Hands over what the router has said. StopIteration: the talk is over. RpcError: the RPC ended badly."""
+    while stream.messages:
+        talk.send(pb.ProcessingResponse.FromString(stream.messages.popleft()))
+    if stream.ended:
+        if stream.status is not None:
+            raise stream.status
+        talk.send(None)
+
+
+def _to_the_end() -> Talk[None]:
+    while (yield) is not None:
+        pass
+
+
+def _still_there(reply: pb.ProcessingResponse | None) -> Any:
+    if reply is None:
+        raise ComponentError("router", "closed an ext_proc stream before it had answered")
+    return reply
+
+
+def _ended(error: RpcError) -> ComponentError:
+    return ComponentError("router", f"ext_proc stream ended: {error}")
 
 
 def _only(address: str | None) -> base_pb2.Metadata | None:
@@ -290,20 +284,6 @@ def _interrupts_wait() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         if caught and callable(before):
             before(signal.SIGINT, None)
-
-
-async def _read(call: Any) -> Any:
-    reply = await call.read()
-    if reply is grpc.aio.EOF:
-        await _check_status(call)
-        raise ComponentError("router", "closed an ext_proc stream before it had answered")
-    return reply
-
-
-async def _check_status(call: Any) -> None:
-    code = await call.code()
-    if code is not grpc.StatusCode.OK:
-        raise ComponentError("router", f"ext_proc stream ended: {code.name} {await call.details()}")
 
 
 def _header_map(headers: dict[str, str]) -> base_pb2.HeaderMap:

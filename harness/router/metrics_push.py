@@ -28,8 +28,7 @@ HOLD_S = 0.7
 _LOOK_S = 0.1
 """How often a push that waits looks whether the router is still there."""
 _TICK_S = 0.05
-"""How often scrapes are looked after while nobody waits: the router gives up `HOLD_S` and twice this after its scrape at
-the latest, with room to spare."""
+"""How often scrapes are looked after while nobody waits, so that one is held for `HOLD_S` and twice this at most."""
 _HEAD = "HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
 
 

@@ -6,22 +6,16 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 from google.protobuf import json_format, struct_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import ComponentError
-from harness.router.ext_proc import _METHOD, DESTINATION, ExtProcClient, _interrupts_wait, _scores, usage_chunk
+from harness.router.ext_proc import DESTINATION, ExtProcClient, _interrupts_wait, _scores, usage_chunk
 
 
 def test_usage_chunk_is_what_vllm_streams_last() -> None:
@@ -74,49 +68,6 @@ def test_nobody_listens() -> None:
         assert client.open_requests == 0
         client.close()
         client.close()
-
-
-STREAMS = 300
-
-
-def _answer(requests: Iterator[pb.ProcessingRequest], context: grpc.ServicerContext) -> Iterator[pb.ProcessingResponse]:
-    """A router that lets everything through, and holds streams open."""
-    for request in requests:
-        if request.WhichOneof("request") == "request_body":
-            answer = pb.ProcessingResponse(request_body=pb.BodyResponse())
-            answer.request_body.response.body_mutation.streamed_response.end_of_stream = True
-            yield answer
-
-
-def drop_streams() -> None:
-    """Two clients, one after the other, that are closed with streams open."""
-    server = grpc.server(ThreadPoolExecutor(STREAMS))
-    handler = grpc.stream_stream_rpc_method_handler(
-        _answer, pb.ProcessingRequest.FromString, pb.ProcessingResponse.SerializeToString
-    )
-    service, method = _METHOD.strip("/").split("/")
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
-        for streams in (STREAMS, 1):  # what the first client leaves behind, the second one's loop would be given
-            client = ExtProcClient(port)
-            assert client.ready(10)
-            for number in range(streams):
-                client.decide(str(number), "/v1/completions", {}, b"{}")
-            assert client.open_requests == streams
-            client.close()
-            assert client.open_requests == 0
-    finally:
-        server.stop(0).wait()
-
-
-def test_streams_that_are_dropped_say_nothing_in_the_next_router_s_run() -> None:
-    """In a process of its own: gRPC has one completion queue per process, and other tests leave clients behind, too."""
-    code = "from tests.router.test_ext_proc import drop_streams; drop_streams()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Event loop is closed" not in done.stderr
 
 
 @given(st.dictionaries(st.text(min_size=1, max_size=12), st.floats(0, 1e6), max_size=20), st.integers(0, 2))

@@ -299,6 +299,7 @@ def test_router_that_stands_still_is_waited_for_once(
         request = call([(1, 0, 4)])
         router.decide(request)
         os.kill(router.pid, signal.SIGSTOP)
+        os.waitpid(router.pid, os.WUNTRACED)  # it stands still, all threads
         with pytest.raises(ComponentError, match="no answer within 1 s"):
             router.first_token(request.request_id)
         start_s = time.monotonic()
