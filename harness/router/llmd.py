@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from fake_workers.api import metrics
 from fake_workers.api.kv_events import EventsWire
-from fake_workers.engine.events import KvEvent, Removed, Stored, TierEvent
+from fake_workers.engine.events import Cleared, KvEvent, Removed, Stored, TierEvent
 from fake_workers.engine.gauges import Gauges
 from harness.disagg.sidecar import PREFILLER
 from harness.errors import ComponentError, InputError
@@ -217,10 +217,12 @@ class LlmdRouter:
         start_s = time.perf_counter()
         blocks = 0
         published = False
+        about: set[int] | None = set()
         for index, engine_batch in events.items():
             batch = self._granularity.events(engine_batch)
             if not batch:
                 continue
+            about = _about(batch, about)
             if self._index is not None:
                 pieces, admitted = self._with_tiers(self._index, index, batch)
                 published |= bool(pieces)
@@ -235,7 +237,7 @@ class LlmdRouter:
             blocks += sum(e.count for e in batch if isinstance(e, Stored))
         if published:
             with self._deployment.watching():
-                self._kv_barrier.begin(blocks)
+                self._kv_barrier.begin(blocks, about)
             self._counts["barriers"] += 1
         self._seconds["barrier"] += time.perf_counter() - start_s
 
@@ -264,7 +266,7 @@ class LlmdRouter:
         with self._deployment.watching():
             self._deployment.metrics.wait()
         pushed_s = time.perf_counter()
-        self._wait_for_events()
+        self._wait_for_events([origin for origin, _, _ in request.runs])
         if self._index_update_due:
             self._index_update_due = False
             with self._deployment.watching():
@@ -344,11 +346,11 @@ class LlmdRouter:
             self._deployment.metrics.wait()
         self._wait_for_events()
 
-    def _wait_for_events(self) -> None:
-        """What was published is in the router's index."""
+    def _wait_for_events(self, asked: list[int] | None = None) -> None:
+        """What was published is in the router's index, or as much of it as is about these origins' blocks."""
         if self.reads_kv_events:
             with self._deployment.watching():
-                self._kv_barrier.wait()
+                self._kv_barrier.wait(asked)
 
     def _catch_up(self) -> None:
         """What was told is passed through, and cookies are kept in the order of the telling."""
@@ -564,3 +566,10 @@ class LlmdRouter:
         header = self._adapted.session_header
         if header and header in headers:
             self._cookies[opened.session_id] = headers[header]
+
+
+def _about(batch: Sequence[KvEvent], about: set[int] | None) -> set[int] | None:
+    """The origins of blocks that events name, with those of `about`; None: they may name any."""
+    if about is None or any(isinstance(event, Cleared | TierEvent) for event in batch):
+        return None  # a tier's chunk holds blocks of what its origin continues, too
+    return about.union(event.origin for event in batch if isinstance(event, Stored | Removed))
