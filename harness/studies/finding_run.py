@@ -12,7 +12,7 @@ from typing import Any
 from harness.errors import ComponentError
 from harness.folders import writing
 from harness.results.runinfo import read_info
-from harness.results.store import INFO
+from harness.results.store import INFO, REPORT
 from harness.studies.finding import Finding, Scale, Summary, derived, label
 from harness.studies.taken_over import stranger, take_over
 from harness.sweep.points import Point, described, file_digests
@@ -35,6 +35,8 @@ class FindingResult:
     runs: dict[str, list[Summary]]
     versions: dict[str, Any] = field(default_factory=dict)
     """Of the harness, LMCache and what else the numbers depend on."""
+    pages: dict[str, list[str]] = field(default_factory=dict)
+    """The pages of an arm's runs, in their order, relative to the study's folder; empty where there is none."""
 
     @property
     def arms_run(self) -> list[str]:
@@ -96,13 +98,16 @@ def run_finding(
     )
     complain(ended, out, f"study {finding.name}")
     runs: dict[str, list[Summary]] = {}
+    pages: dict[str, list[str]] = {}
     for point in points:
         summary = summary_of(out / point.name)
         if summary is None:
             raise ComponentError("study", f"{out / point.name} has lost its summary", "run the same command again")
         runs.setdefault(point.values["arm"], []).append(derived(summary, point.experiment.cluster.nodes))
+        page = f"{point.name}/{REPORT}"
+        pages.setdefault(point.values["arm"], []).append(page if (out / page).is_file() else "")
     versions = versions_of([read_info(out / point.name / INFO).versions for point in points])
-    return FindingResult(finding, scale, {arm: mean_of(some) for arm, some in runs.items()}, runs, versions)
+    return FindingResult(finding, scale, {arm: mean_of(some) for arm, some in runs.items()}, runs, versions, pages)
 
 
 def versions_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import quote
 
 from harness.results.compare import number
 from harness.results.figure import PALETTE_SIZE, axis_of, facets_of_values, run_color
@@ -245,10 +246,27 @@ def _figures(result: FindingResult) -> Markup | None:
 def _arms(result: FindingResult) -> Markup:
     shown = result.finding.shown
     rows = [
-        tag("tr", tag("th", arm, scope="row"), [tag("td", cell) for cell in arm_cells(summary, list(shown.values()))])
+        tag("tr", _arm(result, arm), [tag("td", cell) for cell in arm_cells(summary, list(shown.values()))])
         for arm, summary in result.arms.items()
     ]
     return _section("All arms", ["arm", *shown], rows)
+
+
+def _arm(result: FindingResult, arm: str) -> Markup:
+    """The arm's name, which leads to its run's page; of several runs each has its link."""
+    runs, pages = result.runs[arm], result.pages.get(arm, [])
+    if len(runs) == 1 and any(pages):
+        return tag("th", _link(pages[0], arm), scope="row")
+    links = [
+        (_link(page, f"seed\N{NO-BREAK SPACE}{run['seed']}"), " ")
+        for run, page in zip(runs, pages, strict=False)
+        if page
+    ]
+    return tag("th", arm, tag("div", links, class_="about") if links else None, scope="row")
+
+
+def _link(page: str, text: str) -> Markup:
+    return tag("a", text, href=quote(page))
 
 
 def _section(title: str, head: list[str], rows: list[Markup]) -> Markup:

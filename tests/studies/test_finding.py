@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import yaml
@@ -18,7 +20,7 @@ from harness.results.store import INFO
 from harness.studies.anatomy import kv_sizes, workload
 from harness.studies.finding import Check, Figure, Finding, broken, finding_names, load_finding, only, ours
 from harness.studies.finding_run import FindingResult, mean_of, run_finding, versions_of
-from harness.studies.finding_text import figure_cells, holds, run_notes, why
+from harness.studies.finding_text import figure_cells, holds, render_page, run_notes, why
 from harness.studies.taken_over import stranger
 from tests.harness.test_cli import _environment
 from tests.results.synthetic import SHAPES, make_info, make_records
@@ -227,6 +229,19 @@ def test_a_path_without_a_number_is_noted() -> None:
     assert notes == ["no arm has a number at ttft_s.p51"]
 
 
+def test_the_page_leads_to_its_runs_pages_where_there_are_any() -> None:
+    finding = Finding.model_validate(OWN | {"arms": [{"name": n} for n in ("a + b", "cached", "cold")], "figures": []})
+    run = {"ttft_s": {"p50": 1.0}, "seed": 3, "validity": {"reasons": [], "notes": []}}
+    runs = {"a + b": [run], "cached": [run, {**run, "seed": 4}], "cold": [run]}
+    pages = {"a + b": ["a + b/report.html"], "cached": ["", "cached,seed=4/report.html"], "cold": [""]}
+    arms = dict.fromkeys(runs, run)
+    page = render_page(FindingResult(finding, "small", arms, runs, pages=pages), "harness study own")
+    assert '<a href="a%20%2B%20b/report.html">a + b</a>' in page
+    links = [unquote(link) for link in re.findall(r'<th scope="row">.*?<a href="([^"]*)"', page)]
+    assert links == ["a + b/report.html", "cached,seed=4/report.html"]
+    assert ">seed\N{NO-BREAK SPACE}4</a>" in page and '<th scope="row">cold</th>' in page
+
+
 def test_why_ours_differs_is_said_of_full_scale_alone() -> None:
     figure = Finding.model_validate(OWN).figures[0]
     assert [why(figure, scale) for scale in ("small", "medium", "full")] == ["", "", "why not"]
@@ -285,6 +300,7 @@ def test_a_small_study_runs_and_is_not_repeated(tmp_path: Path) -> None:
     assert (tmp_path / "o" / "cold" / "summary.json").stat().st_mtime_ns == written
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(OWN | {"name": "other", "arms": [*OWN["arms"][:1], SMALLER]}))
     other = run_finding(load_finding(str(tmp_path / "other.yaml")), "small", tmp_path / "p", show_progress=False)
+    assert other.pages == {name: [f"{name}/report.html"] for name in ("cached", "cold")}
     digests = {run["arm"]: run["digest"] for run in document["runs"]}
     assert other.runs["cached"][0]["digest"] == digests["cached"]
     assert (tmp_path / "p" / "cached" / "calls.parquet").stat().st_mtime_ns == (
