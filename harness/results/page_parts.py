@@ -50,6 +50,6 @@ def scrolled(table: Markup, label: str = "Table") -> Markup:
 
 
 def comparison_table(head: Sequence[Markup], rows: Sequence[Markup], label: str = "Table") -> Markup:
-    """Cells of the head and rows of the body as a table that scrolls."""
-    table = tag("table", tag("thead", tag("tr", list(head))), tag("tbody", list(rows)), class_="comparison")
+    """Cells of the head and rows of the body as a table that scrolls, its first column in view; long heads wrap."""
+    table = tag("table", tag("thead", tag("tr", list(head))), tag("tbody", list(rows)), class_="comparison wide")
     return scrolled(table, label)
