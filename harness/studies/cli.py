@@ -21,6 +21,7 @@ from harness.studies.anatomy import kv_size_markdown, kv_sizes, workload, worklo
 from harness.studies.disagg.cli import NAMES as DISAGGREGATION
 from harness.studies.disagg.cli import register as register_disaggregation
 from harness.studies.finding import SCALES, Finding, finding_names, load_finding, only
+from harness.studies.finding_paths import check_paths
 from harness.studies.finding_run import run_finding
 from harness.studies.ladder import RELEASES, ladder_names, load_ladder
 from harness.studies.llmd import Options, run_ladder
@@ -210,11 +211,14 @@ def _finding_command(name: str, title: str) -> None:
         rung: Rungs = None,
         as_json: AsJson = False,
     ) -> None:
-        _run_finding(load_finding(name), [name], scale, out, seeds, jobs, arm or (), rung or (), as_json)
+        _run_finding(
+            load_finding(name), f"study {name}", [name], scale, out, seeds, jobs, arm or (), rung or (), as_json
+        )
 
 
 def _run_finding(
     finding: Finding,
+    where: str,
     words: Sequence[str],
     scale: str,
     out: Path | None,
@@ -224,11 +228,12 @@ def _run_finding(
     rungs: Sequence[float],
     as_json: bool,
 ) -> None:
-    """`words`: how the command names the study. A part of a study has a folder of its own, from which the whole takes
-    its runs over."""
+    """`where`: what its file is called, `words`: how the command names the study. A part of a study has a folder of its
+    own, from which the whole takes its runs over."""
     size = next((known for known in SCALES if known == scale and known in finding.scales), None)
     if size is None:
         raise InputError("--scale", scale, f"study {finding.name} has: {', '.join(finding.scales)}")
+    check_paths(finding, where)
     picked = [*arms, *(f"{rung:g}" for rung in rungs)]
     folder = out or Path("runs") / "-".join([f"study-{finding.name}-{scale}", *picked]).replace(" ", "_")
     more = [word for arm in arms for word in ("--arm", arm)]
@@ -256,7 +261,7 @@ def study_finding(
     """Run a finding from a file of your own: arms, published figures and directions as data."""
     name = str(file)
     finding = load_finding(name if "/" in name else f"./{name}")
-    _run_finding(finding, ["finding", file.name], scale, out, seeds, jobs, arm or (), rung or (), as_json)
+    _run_finding(finding, name, ["finding", file.name], scale, out, seeds, jobs, arm or (), rung or (), as_json)
 
 
 for _name in finding_names():

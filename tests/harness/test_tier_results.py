@@ -11,6 +11,7 @@ from harness.cache.base import LoadResult
 from harness.cache.config import SharedTierConfig
 from harness.cache.ledger import CacheLedger, Computed
 from harness.results.store import load_run
+from harness.results.summary_fields import TIER_FACTS
 from harness.tier_facts import tier_facts
 from tests.cache.bed import CHUNK_BYTES, Bed
 from tests.harness.test_cache_run import _run
@@ -34,6 +35,7 @@ def test_a_prompt_read_by_another_node_has_known_rates() -> None:
     bed.run(400 * S)
     facts, data = tier_facts(bed.cluster, CacheLedger(16))
     assert (facts["read_bytes_per_s_mean"], facts["write_bytes_per_s_mean"]) == (size / 400, size / 400)
+    assert set(facts) == {*TIER_FACTS, "tiers", "links"}
     store = facts["tiers"][1]
     assert (store["read_bytes"], store["written_bytes"], store["peak_bytes"]) == (size, size, size)
     assert [store["name"], store["kind"], facts["tiers"][0]["kind"]] == ["store", "shared", "node"]

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -13,17 +14,20 @@ from urllib.parse import unquote
 import pytest
 import yaml
 
+from harness.disagg.handoff import HandoffTotals
 from harness.errors import InputError
 from harness.identity import harness_code, harness_version
 from harness.results.runinfo import write_info
-from harness.results.store import INFO
+from harness.results.store import INFO, write_run
 from harness.studies.anatomy import kv_sizes, workload
-from harness.studies.finding import Check, Figure, Finding, broken, finding_names, load_finding, only, ours
+from harness.studies.cli import _run_finding
+from harness.studies.finding import Check, Figure, Finding, broken, derived, finding_names, load_finding, only, ours
+from harness.studies.finding_paths import _numbers, check_paths
 from harness.studies.finding_run import FindingResult, mean_of, run_finding, versions_of
 from harness.studies.finding_text import figure_cells, holds, render_page, run_notes, why
 from harness.studies.taken_over import stranger
 from tests.harness.test_cli import _environment
-from tests.results.synthetic import SHAPES, make_info, make_records
+from tests.results.synthetic import SHAPES, make_info, make_records, make_tiers, with_tier_tokens
 
 ARMS = {"a": {"x": {"y": 2.0}}, "b": {"x": {"y": 5.0}}, "c": {"x": {"y": 4.0}}}
 
@@ -141,6 +145,61 @@ def test_fields_that_do_not_fit_each_other_are_named(tmp_path: Path, change: dic
     path.write_text(yaml.safe_dump(OWN | change))
     with pytest.raises(InputError, match=complaint):
         load_finding(str(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"shown": {"TTFT (s)": "ttft_s.p51"}}, r"field shown.TTFT \(s\): ttft_s.p51 is no field .*; .*ttft_s.p50"),
+        (
+            {"shown": {"read": "teir.read_bytes"}},
+            "field shown.read: teir.read_bytes is no .*tier.read_bytes_per_s_mean",
+        ),
+        ({"shown": {"tokens": "derived.gpu"}}, "field shown.tokens: .*; choose one of: derived.gpu_share "),
+        (
+            {"shown": {"TTFT": "ttft_s"}},
+            "field shown.TTFT: ttft_s is a section; choose one of: ttft_s.mean, ttft_s.p50",
+        ),
+        ({"shown": {"batch": "pools.0.batch_mean"}}, "goes into a list"),
+        ({"shown": {"which": "digest"}}, "digest is no number"),
+        ({"shown": {"which": "router.release"}}, "router.release is no number"),
+        ({"shown": {"deeper": "ttft_s.p50.x"}}, "ttft_s.p50.x is no field"),
+        ({"figures": [{**OWN["figures"][0], "path": "ttft.p50"}]}, "field figures.0.path: ttft.p50 is no field"),
+        ({"checks": [{**OWN["checks"][0], "path": "ttft_s.p5"}]}, "field checks.0.path: ttft_s.p5 is no field"),
+    ],
+)
+def test_a_path_to_no_number_is_named_before_anything_runs(
+    tmp_path: Path, change: dict[str, Any], complaint: str
+) -> None:
+    finding = Finding.model_validate(OWN | change)
+    with pytest.raises(InputError, match=f"^own.yaml: .*{complaint}") as caught:
+        _run_finding(finding, "own.yaml", ["finding", "own.yaml"], "small", tmp_path / "o", 1, 1, (), (), True)
+    assert caught.value.exit_code == 2 and "\n" not in str(caught.value) and not (tmp_path / "o").exists()
+
+
+def test_a_path_that_only_some_runs_have_is_not_refused() -> None:
+    """Numbers of cache tiers, prices and prefill workers; this experiment has none of them."""
+    some = ("tier.restores.bytes.p90", "tier.resident_bytes_per_node_max", "cost.per_session", "restore_s.p99")
+    split = ("disaggregation.ttft_parts_s.transfer.p99", "disaggregation.expired", "disaggregation.decode_hit_rate")
+    paths = (*some, *split, "batch_mean", "derived.shared_tib_per_node_max", "interference.time", "steps")
+    check_paths(Finding.model_validate(OWN | {"shown": {path: path for path in paths}}), "own.yaml")
+
+
+def test_every_number_of_a_run_is_a_path(tmp_path: Path) -> None:
+    """Of one with tiers, prices and prefill workers."""
+    records = with_tier_tokens(make_records(SHAPES[0], 50))
+    facts, tiers = make_tiers(records)
+    cache, moved = {"kind": "lmcache", "release": "1", "mode": "mp"}, {"protocol": "nixl", **asdict(HandoffTotals())}
+    info = make_info(SHAPES[0], records, tier=facts, cache=cache, kv_transfer=moved)
+    summary = derived(write_run(tmp_path, records, info, tiers=tiers, report=False).summary, 8)
+    paths = list(_numbers(summary))
+    assert len(paths) > 100
+    check_paths(Finding.model_validate(OWN | {"shown": {path: path for path in paths}}), "own.yaml")
+
+
+@pytest.mark.parametrize("name", finding_names())
+def test_paths_of_shipped_findings_lead_to_numbers(name: str) -> None:
+    check_paths(load_finding(name), name)
 
 
 def test_an_experiment_s_trace_that_is_no_section_is_named(tmp_path: Path) -> None:
