@@ -58,20 +58,27 @@ def tier_summary(
             "fetch_s": spread(seconds(loaded, FETCH)),
             "copy_s": spread(seconds(loaded, COPY)),
         },
-        "tiers": [tier | _served(tier["name"], loaded, token_bytes) for tier in facts["tiers"]],
+        "tiers": [tier | _served(tier["name"], loaded) for tier in facts["tiers"]],
     }
 
 
-def _served(name: str, loaded: pl.DataFrame, token_bytes: int) -> dict[str, Any]:
-    """What one tier brought to GPUs; times of the restores that reached down to it and no further."""
-    tokens = loaded[f"{name}_tokens"] if f"{name}_tokens" in loaded.columns else pl.Series([], dtype=pl.Int64)
-    some = tokens.filter(tokens > 0)
+def _served(name: str, loaded: pl.DataFrame) -> dict[str, Any]:
+    """What one tier brought to GPUs; times of the restores that reached down to it and no further.
+
+    A load's bytes are those that were moved: of layers with a window fewer than its tokens have. Where several tiers
+    had a part of it, each has its tokens' share of them.
+    """
+    column = f"{name}_tokens"
+    parts = [part for part in loaded.columns if part.endswith("_tokens")]
+    some = loaded.filter(pl.col(column) > 0) if column in parts else loaded.clear()
+    tokens = some[column] if column in parts else pl.Series([], dtype=pl.Int64)
+    nbytes = some["bytes"] * tokens // some.select(pl.sum_horizontal(parts).alias("v"))["v"]
     return {
         "served_tokens": int(tokens.sum()),
-        "served_bytes": int(tokens.sum()) * token_bytes,
+        "served_bytes": int(nbytes.sum()),
         "restores": {
             "loaded": len(some),
-            "bytes": spread(some.cast(pl.Float64).to_numpy() * token_bytes),
+            "bytes": spread(nbytes.cast(pl.Float64).to_numpy()),
             "s": spread(seconds(loaded.filter(pl.col("tier") == name), RESTORE)),
         },
     }

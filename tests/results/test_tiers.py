@@ -134,6 +134,24 @@ def test_restores_by_hand() -> None:
     assert tier["bytes_by_source"]["dram"] == 10 * sum(r.dram_tokens for r in records)
 
 
+def test_what_a_tier_served_is_what_was_moved() -> None:
+    """Layers with a window move less than their tokens have; shares of one load add up to it."""
+    rows = [
+        ("c", 0, "loaded", "dram", 700, 0, 0, S, 20 * S, 100, 0),
+        ("c", 0, "loaded", "store", 4000, 0, 0, S, 21 * S, 100, 300),
+    ]
+    schema = RESTORE_COLUMNS | dict.fromkeys(("dram_tokens", "store_tokens"), pl.Int64)
+    records = with_tier_tokens(make_records(SHAPES[0], 50))
+    facts, data = make_tiers(records)
+    facts["tiers"].append(facts["tiers"][1] | {"name": "idle"})
+    calls, table = to_frame(records), pl.DataFrame(rows, schema=schema, orient="row")
+    tier = tier_summary(calls, calls, (10 * S, 100 * S), facts, TierData(data.series, data.links, table))
+    assert [served["served_bytes"] for served in tier["tiers"]] == [700 + 1000, 3000, 0]
+    assert tier["tiers"][0]["restores"]["bytes"]["mean"] == 850
+    none = tier_summary(calls, calls, (30 * S, 100 * S), facts, TierData(data.series, data.links, table))
+    assert [served["served_bytes"] for served in none["tiers"]] == [0, 0, 0]
+
+
 def test_series_by_hand() -> None:
     """Two bins of 10 s and a cut one of 5 s."""
     schema = {"kind": pl.String, "name": pl.String, "start_ns": pl.Int64, "width_ns": pl.Int64, "bytes": pl.Int64}
