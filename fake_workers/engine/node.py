@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fake_workers.engine.connected import ConnectedRank
 from fake_workers.engine.connector import Connector, ConnectorOptions
@@ -22,7 +22,7 @@ from fake_workers.engine.events import KvEvent
 from fake_workers.engine.gauges import Gauges
 from fake_workers.engine.request import EngineRequest
 from fake_workers.engine.scheduler import Batch, RankScheduler, SchedulerConfig
-from fake_workers.engine.totals import RankTotals
+from fake_workers.engine.totals import LeapGaps, RankTotals
 from fake_workers.pricing.steps import RankBatch
 
 
@@ -31,6 +31,9 @@ class Leap(Protocol):
 
     def cumulative_ns(self, steps: int) -> int:
         """Duration of the first `steps` steps."""
+
+    def step_ns(self, i: int) -> int:
+        """Duration of step i (1-based)."""
 
     def steps_until(self, duration_ns: int) -> int:
         """How many steps end within `duration_ns`."""
@@ -58,6 +61,25 @@ class Outcome:
 
 
 @dataclass(slots=True)
+class _Leapt:
+    """The boundaries that one leap of a node covered, from `start_ns` to `last_ns`."""
+
+    start_ns: int
+    last_ns: int
+    boundaries: int
+    leap: Leap
+    _asked: tuple[int, int] = (-1, 0)
+
+    def after(self, t_ns: int) -> int:
+        """How many boundaries beyond the first lie up to `t_ns`; the ranks of a node are looked at one by one."""
+        if t_ns >= self.last_ns:
+            return self.boundaries - 1
+        if self._asked[0] != t_ns:
+            self._asked = (t_ns, self.leap.steps_until(t_ns - self.start_ns))
+        return self._asked[1]
+
+
+@dataclass(slots=True)
 class _Stats:
     """Published stats of one rank from `t_ns` on; within a leap the usage still moves with the steps."""
 
@@ -65,18 +87,29 @@ class _Stats:
     running: int
     waiting: int
     used_blocks: int
-    leap: Leap | None = None
-    boundaries: int = 1
+    leapt: _Leapt | None = None
     growth: tuple[int, ...] = ()
 
     def at(self, t_ns: int, block_tokens: int) -> int:
         """Used blocks as published at the last boundary up to t_ns."""
-        if self.leap is None:
-            return self.used_blocks
-        after = self.boundaries - 1
-        if self.t_ns + self.leap.cumulative_ns(after) > t_ns:
-            after = self.leap.steps_until(t_ns - self.t_ns)
-        return self.used_blocks + sum(-(-(y + after) // block_tokens) + (-y // block_tokens) for y in self.growth)
+        used = self.used_blocks
+        if self.leapt is not None:
+            after = self.leapt.after(t_ns)
+            for tokens in self.growth:
+                used += -(-(tokens + after) // block_tokens) + (-tokens // block_tokens)
+        return used
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The coming boundaries that a leap may cover: their prices and how many they are."""
+
+    leap: Leap
+    most: int
+    last_ns: int
+    """From the first of them to the last."""
+    duration_ns: int
+    """From the first of them to the end of the step that begins at the last."""
 
 
 _MOST_IDLE_BOUNDARIES = 16
@@ -140,7 +173,9 @@ class Node:
         self._adds: list[tuple[int, EngineRequest]] = []
         self._aborts: list[tuple[int, EngineRequest]] = []
         self._stats = [deque([_Stats(0, 0, 0, 0)]) for _ in range(ranks)]
-        self._plan: tuple[Leap, int] | None = None
+        self._plan: _Plan | None = None
+        self._planned = False
+        """Whether `_plan` is that of the step under way; None then says that no leap follows it."""
         self._outcomes: list[Outcome] = []
         self._idle_boundaries = 0
         self._nudged = False
@@ -226,8 +261,7 @@ class Node:
         plan = self._leap_plan()
         if plan is None:
             return self._end_ns
-        leap, most = plan
-        return self._end_ns + leap.cumulative_ns(most)
+        return self._end_ns + plan.duration_ns
 
     @property
     def boundary_ns(self) -> int | None:
@@ -264,7 +298,6 @@ class Node:
 
     def _boundary(self) -> None:
         """The current step ends: update, take in what arrived, schedule, start the next step."""
-        self._plan = None
         self.boundaries_taken += 1
         now = self.now_ns = self._end_ns
         current = self._current
@@ -316,9 +349,10 @@ class Node:
         if self.connected and self._falls_asleep(now):
             return
         current = self._current = [queue.popleft() if queue else Batch() for queue in self._queues]
-        loads = [_load(batch) for batch in current]
+        works = [_work(batch) for batch in current]
+        self._plan, self._planned = None, any(work.prompt_tokens for work in works)  # no leap begins with a chunk
         if any(batch.items for batch in current):
-            duration = self.price.step_ns(loads)
+            duration = self.price.step_ns([work.load for work in works])
             self.steps += 1
             self._idle_boundaries = 0
         else:
@@ -326,7 +360,7 @@ class Node:
             self._idle_boundaries += 1
             if self._idle_boundaries > _MOST_IDLE_BOUNDARIES:
                 raise EngineStuckError(self._describe())
-        self._account(current, now, duration)
+        self._account(works, now, duration)
         for connected, batch in zip(self.connected, current, strict=False):
             connected.step_begins(batch, duration)
         self._end_ns = now + duration
@@ -355,21 +389,16 @@ class Node:
             self.totals[rank].preemptions += len(batch.preempted)
         return batch
 
-    def _account(self, batches: list[Batch], start: int, duration: int) -> None:
-        for rank, batch in enumerate(batches):
-            if batch.items:
+    def _account(self, works: list[_Work], start: int, duration: int) -> None:
+        for rank, work in enumerate(works):
+            if work.requests:
                 total = self.totals[rank]
                 total.busy_ns += duration
-                total.batch_ns += duration * len(batch.items)
-                total.scheduled_tokens += sum(item.tokens for item in batch.items)
-                gaps = sum(
-                    item.samples and item.cached + item.tokens > item.request.prompt_tokens for item in batch.items
-                )
-                total.step(duration, gaps, any(item.tokens - item.drafts > 1 for item in batch.items))
+                total.batch_ns += duration * work.requests
+                total.scheduled_tokens += work.tokens
+                total.step(duration, work.gaps, work.prompt_tokens > 0)
                 if self.observer is not None and duration:
-                    outputs = sum(item.samples for item in batch.items)
-                    prompt = sum(i.tokens for i in batch.items if i.tokens - i.drafts > 1)
-                    self.observer(rank, start, start + duration, len(batch.items), prompt, outputs)
+                    self.observer(rank, start, start + duration, work.requests, work.prompt_tokens, work.outputs)
 
     def _note_outcomes(self, rank: int, now: int, first: list[EngineRequest], done: list[EngineRequest]) -> None:
         for request in first:
@@ -396,7 +425,7 @@ class Node:
     def _remember(self, rank: int, entry: _Stats) -> None:
         stats = self._stats[rank]
         last = stats[-1]
-        if last.t_ns == entry.t_ns and last.leap is None:
+        if last.t_ns == entry.t_ns and last.leapt is None:
             stats.pop()
         stats.append(entry)
         horizon = entry.t_ns - self.history_ns
@@ -420,45 +449,56 @@ class Node:
 
     # ------------------------------------------------------------------ leaps
 
-    def _leap_plan(self) -> tuple[Leap, int] | None:
-        """The coming boundaries that a leap may cover: their prices and how many they are; None if there is none.
+    def _leap_plan(self) -> _Plan | None:
+        """The leap that may follow; None if there is none.
 
         Boundary i (1..most) ends batch i of the series; batch 1 is the current one and already priced, so the leap's
         first step is batch 2.
         """
         if not self.leaping or self.config.num_speculative_tokens or self._adds or self._aborts or self._nudged:
             return None
-        if self._plan is not None:
-            return self._plan
+        if not self._planned:
+            self._planned = True
+            self._plan = self._make_plan()
+        return self._plan
+
+    def _make_plan(self) -> _Plan | None:
         most = 1 << 62
         loads: list[RankBatch] = []
         ahead = 1 if self.config.async_scheduling else 0
+        longest = self.config.max_model_len
         for rank, engine in enumerate(self.ranks):
             series = self._steady(rank, engine)
             if series is None:
                 return None
             items = series.items
+            context = 0
             if items:
-                longest = self.config.max_model_len
-                limit = min(min(r.prompt_tokens + r.output_tokens, longest) - r.tokens for r in engine.running)
-                limit -= 1 + ahead
-                most = min(most, limit)
+                for item in items:
+                    request = item.request
+                    context += item.cached + 2
+                    end = request.prompt_tokens + request.output_tokens
+                    left = (end if end < longest else longest) - request.tokens
+                    if left < most + 1 + ahead:
+                        most = left - 1 - ahead
                 if most < 1:
                     return None
                 most = self._most_with_blocks(engine, items, most)
                 if most < 1:
                     return None
-            loads.append(RankBatch((), len(items), sum(i.cached + 2 for i in items)))
+            loads.append(RankBatch((), len(items), context))
         if most == 1 << 62:
             return None
-        self._plan = (self.price.leap(loads), most)
-        return self._plan
+        leap = self.price.leap(loads)
+        duration = leap.cumulative_ns(most)
+        return _Plan(leap, most, duration - leap.step_ns(most), duration)
 
     def _steady(self, rank: int, engine: RankScheduler) -> Batch | None:
         """The rank's current batch if every running request is one decode of it (and of the queued one), else None."""
         assert self._current is not None
         batch = self._current[rank]
-        count = len(engine.running)
+        running = engine.running
+        count = len(running)
         queue = self._queues[rank]
         if len(queue) != (self._depth - 1 if engine.unfinished else 0):
             return None
@@ -468,15 +508,15 @@ class Node:
             return None
         if self.connected and not self.connected[rank].calm:
             return None
-        for item, request in zip(batch.items, engine.running, strict=True):
-            if item.request is not request or item.tokens != 1 or not item.samples or request.outputs == 0:
+        for steady in (batch, *queue):
+            if len(steady.items) != count:
                 return None
-        for queued in queue:
-            if len(queued.items) != count:
-                return None
-            for item, request in zip(queued.items, engine.running, strict=True):
+            for item, request in zip(steady.items, running, strict=True):
                 if item.request is not request or item.tokens != 1 or not item.samples:
                     return None
+        for request in running:
+            if request.outputs == 0:
+                return None
         return batch
 
     def _blocked(self, engine: RankScheduler, last: Batch) -> bool:
@@ -513,17 +553,22 @@ class Node:
         plan = self._leap_plan()
         if plan is None:
             return False
-        leap, most = plan
-        start = self._end_ns
-        k = most if start + leap.cumulative_ns(most - 1) <= t_ns else 1 + leap.steps_until(t_ns - start)
+        leap, start = plan.leap, self._end_ns
+        if start + plan.last_ns <= t_ns:
+            k, last, duration = plan.most, plan.last_ns, plan.duration_ns
+        else:
+            steps = leap.steps_until(t_ns - start)
+            k, last = 1 + steps, leap.cumulative_ns(steps)
+            duration = last + leap.step_ns(k)
         current = self._current
         assert current is not None
-        self._plan = None
+        self._planned = False
         self.boundaries_taken += 1
         self.steps += k
-        duration = leap.cumulative_ns(k)
+        leapt = _Leapt(start, start + last, k, leap)
+        gaps = LeapGaps.of(k, duration, leap.cumulative_ns)
         for rank, engine in enumerate(self.ranks):
-            self._leap_rank(rank, engine, current[rank], leap, k, start)
+            self._leap_rank(rank, engine, current[rank], leapt)
             count = len(current[rank].items)
             if count:
                 if self.connected:
@@ -532,48 +577,51 @@ class Node:
                 total.busy_ns += duration
                 total.batch_ns += duration * count
                 total.scheduled_tokens += k * count
-                total.leap(k, count, leap.cumulative_ns)
+                total.leap(gaps, count)
                 if self.observer is not None:
                     self.observer(rank, start, start + duration, count, 0, k * count)
         for rank, batch in enumerate(current):
             for steady in (batch, *self._queues[rank]):
                 for item in steady.items:
                     item.cached += k
-        self.now_ns = start + leap.cumulative_ns(k - 1)
+        self.now_ns = start + last
         self._end_ns = start + duration
         return True
 
-    def _leap_rank(self, rank: int, engine: RankScheduler, batch: Batch, leap: Leap, k: int, start: int) -> None:
-        """Boundaries 1..k of one rank: k tokens per request, the blocks they need, the events and stats published."""
-        items = batch.items
+    def _leap_rank(self, rank: int, engine: RankScheduler, batch: Batch, leapt: _Leapt) -> None:
+        """The boundaries of one rank: k tokens per request, the blocks they need, the events and stats published."""
+        items, k = batch.items, leapt.boundaries
         if self._quiet[rank] and not items:
             return
-        self._publish(rank, engine, start)
-        self.published_ns[rank] = start + leap.cumulative_ns(k - 1)
+        self._publish(rank, engine, leapt.start_ns)
+        self.published_ns[rank] = leapt.last_ns
         if not items:
             if k > 1:
-                last = start + leap.cumulative_ns(k - 1)
-                self._remember(rank, _Stats(last, 0, engine.waiting_count, self._used(engine)))
+                self._remember(rank, _Stats(leapt.last_ns, 0, engine.waiting_count, self._used(engine)))
             return
-        block = self.config.block_tokens
         requests = [item.request for item in items]
         if k > 1:
             stats = self._stats[rank][-1]
-            stats.leap, stats.boundaries = leap, k
-            stats.growth = tuple(request.computed for request in requests)
+            stats.leapt = leapt
+            stats.growth = tuple([request.computed for request in requests])
         if not self.keep_events and all(request.preemptions == 0 for request in requests):
             for request in requests:
                 request.outputs += k
                 request.computed += k
                 engine.allocate(request, request.computed)
             return
+        self._leap_blocks(rank, engine, requests, leapt)
+
+    def _leap_blocks(self, rank: int, engine: RankScheduler, requests: list[EngineRequest], leapt: _Leapt) -> None:
+        """The same where the order counts in which requests take blocks and fill them."""
+        k, block = leapt.boundaries, self.config.block_tokens
         changes: list[tuple[int, int]] = []
         for order, request in enumerate(requests):
-            tokens, computed = request.tokens, request.computed
             # boundary i: tokens + i known after update; schedule() covers computed + i
-            full = {i for i in range(block - tokens % block, k + 1, block)}
-            need = {i for i in range(request.blocks * block - computed + 1, k + 1, block)}
-            changes.extend((i, order) for i in full | need)
+            full = block - request.tokens % block
+            need = request.blocks * block - request.computed + 1
+            if full <= k or need <= k:
+                changes.extend((i, order) for i in {*range(full, k + 1, block), *range(need, k + 1, block)})
         changes.sort()
         done = [0] * len(requests)
         for i, order in changes:
@@ -584,7 +632,7 @@ class Node:
             mark = len(engine.events)
             engine.allocate(request, request.computed)
             if i < k and len(engine.events) > mark:
-                when = start + leap.cumulative_ns(i)
+                when = leapt.start_ns + leapt.leap.cumulative_ns(i)
                 news: list[KvEvent] = engine.events[mark:]
                 del engine.events[mark:]
                 for event in news:
@@ -610,15 +658,39 @@ class Node:
         return "\n".join(lines)
 
 
-def _load(batch: Batch) -> RankBatch:
-    """A batch as the price sees it: a single token on top of a context is a decode, as vLLM's kernels take it."""
+class _Work(NamedTuple):
+    """What one rank does in one step: `load` as the price sees it; tokens, samples and gaps as they are counted."""
+
+    load: RankBatch
+    requests: int
+    tokens: int
+    prompt_tokens: int
+    outputs: int
+    gaps: int
+    """Requests that get a token after their first."""
+
+
+_NO_WORK = _Work(RankBatch(), 0, 0, 0, 0, 0)
+
+
+def _work(batch: Batch) -> _Work:
+    """A single token on top of a context is a decode, as vLLM's kernels take it."""
+    if not batch.items:
+        return _NO_WORK
     prefills = []
-    decodes = context = drafts = 0
+    decodes = context = drafts = prompt = outputs = gaps = 0
     for item in batch.items:
-        if item.tokens - item.drafts == 1:
+        new, cached = item.tokens, item.cached
+        if new - item.drafts == 1:
             decodes += 1
-            context += item.cached + item.tokens
+            context += cached + new
             drafts += item.drafts
         else:
-            prefills.append((item.tokens, item.cached))
-    return RankBatch(tuple(prefills), decodes, context, drafts)
+            prompt += new
+            prefills.append((new, cached))
+        if item.samples:
+            outputs += 1
+            if cached + new > item.request.prompt_tokens:
+                gaps += 1
+    load = RankBatch(tuple(prefills), decodes, context, drafts)
+    return _Work(load, len(batch.items), decodes + drafts + prompt, prompt, outputs, gaps)

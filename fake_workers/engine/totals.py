@@ -11,6 +11,30 @@ BINS_PER_E = 100
 _MOST_PIECES = 4
 
 
+@dataclass(frozen=True, slots=True)
+class LeapGaps:
+    """Decode steps of a leap, the same for all ranks of a node: `bins` are (bin, steps)."""
+
+    steps: int
+    duration_ns: int
+    bins: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, steps: int, duration_ns: int, cumulative_ns: Callable[[int], int]) -> LeapGaps:
+        """`duration_ns`: of all steps; `cumulative_ns(k)`: of the first k of them."""
+        bins = []
+        before = done = 0
+        piece = -(-steps // _MOST_PIECES)
+        while done < steps:
+            upto = min(steps, done + piece)
+            total = cumulative_ns(upto) if upto < steps else duration_ns
+            mean = (total - before) / (upto - done)
+            if mean > 0:
+                bins.append((int(math.log(mean) * BINS_PER_E), upto - done))
+            before, done = total, upto
+        return cls(steps, duration_ns, bins)
+
+
 @dataclass(slots=True)
 class RankTotals:
     """Counts of one rank. `batch_ns` is the integral of requests in the batch over busy time."""
@@ -42,20 +66,12 @@ class RankTotals:
         bin_ = int(math.log(duration_ns) * BINS_PER_E)
         self.gaps[bin_] = self.gaps.get(bin_, 0) + gaps
 
-    def leap(self, steps: int, requests: int, cumulative_ns: Callable[[int], int]) -> None:
-        """So many pure decode steps at once; `cumulative_ns(k)` is the duration of the first k of them."""
-        self.decode_steps += steps
-        before = done = 0
-        piece = -(-steps // _MOST_PIECES)
-        while done < steps:
-            upto = min(steps, done + piece)
-            total = cumulative_ns(upto)
-            mean = (total - before) / (upto - done)
-            if mean > 0:
-                bin_ = int(math.log(mean) * BINS_PER_E)
-                self.gaps[bin_] = self.gaps.get(bin_, 0) + (upto - done) * requests
-            before, done = total, upto
-        self.decode_ns += before
+    def leap(self, leap: LeapGaps, requests: int) -> None:
+        """So many pure decode steps at once."""
+        self.decode_steps += leap.steps
+        self.decode_ns += leap.duration_ns
+        for bin_, steps in leap.bins:
+            self.gaps[bin_] = self.gaps.get(bin_, 0) + steps * requests
 
 
 def gap_percentile_s(gaps: Mapping[int, int], q: float) -> float | None:

@@ -102,7 +102,7 @@ class DecodeLeap:
     the same steps exactly.
     """
 
-    __slots__ = ("_base", "_cached", "_ends", "_next", "_ranks", "_rates", "_shared", "_starts", "_sums")
+    __slots__ = ("_base", "_cached", "_covered", "_next", "_ranks", "_rates", "_shared", "_starts", "_sums")
 
     def __init__(self, profile: StepProfile, ranks: Sequence[RankBatch]) -> None:
         tokens = fullest = 0
@@ -128,13 +128,14 @@ class DecodeLeap:
         self._base: list[int] = []
         self._rates: list[int] = []
         self._next = 0  # first step index that no segment covers yet
+        self._covered = -1  # sum of all steps before that one, once it is known
         self._cached = (0, 0)  # last (k, cumulative_ns(k)): callers ask for the k that steps_until just found
         self._extend()
 
     def _extend(self) -> None:
         """Append the segment that begins at step index self._next."""
         i = self._next
-        total = self._sums[-1] + self._segment_ns(-1, i) if self._starts else 0
+        total = self._end_sum() if self._starts else 0
         best_value = best_rate = best_base = -1
         end = _ENDLESS
         for rank in self._ranks:
@@ -157,6 +158,7 @@ class DecodeLeap:
         self._base.append(best_base)
         self._rates.append(best_rate)
         self._next = end
+        self._covered = -1
 
     def _segment_ns(self, s: int, until: int) -> int:
         """Sum of the steps with index starts[s] .. until-1, all inside segment s."""
@@ -208,9 +210,10 @@ class DecodeLeap:
 
     def _end_sum(self) -> int:
         """Sum of all steps that segments cover so far (endless after the last line of every row)."""
-        if self._next >= _ENDLESS:
-            return _ENDLESS << FRACTION_BITS
-        return self._sums[-1] + self._segment_ns(-1, self._next)
+        if self._covered < 0:
+            endless = self._next >= _ENDLESS
+            self._covered = _ENDLESS << FRACTION_BITS if endless else self._sums[-1] + self._segment_ns(-1, self._next)
+        return self._covered
 
     def _solve(self, s: int, start: int, stop: int, rest_ns: int) -> tuple[int, int]:
         """Largest k in start..stop with the segment's sum up to k within rest_ns, and that sum.

@@ -98,6 +98,10 @@ class SlowLeap:
             self.sums.append(self.sums[-1] + self.price.step_ns(grown))
         return self.sums[steps]
 
+    def step_ns(self, i: int) -> int:
+        """Duration of step i."""
+        return self.cumulative_ns(i) - self.cumulative_ns(i - 1)
+
     def steps_until(self, duration_ns: int) -> int:
         """Steps that end within `duration_ns`."""
         steps = 0

@@ -27,6 +27,9 @@ class SimpleLeap:
             self._sums.append(self._sums[-1] + step_ns(ranks))
         return self._sums[steps]
 
+    def step_ns(self, i: int) -> int:
+        return self.cumulative_ns(i) - self.cumulative_ns(i - 1)
+
     def steps_until(self, duration_ns: int) -> int:
         steps = 0
         while self.cumulative_ns(steps + 1) <= duration_ns:
