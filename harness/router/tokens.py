@@ -21,6 +21,7 @@ _HASH_BASE = 1 << 62
 _CHUNK_BASE = 2 << 62
 """Hashes of a tier of its own (LMCache's of its chunks) are never those of the engine."""
 _POS_BITS = 24
+_WORD = 2**64 - 1
 _ALPHABET = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_", dtype=np.uint8)
 
 
@@ -33,7 +34,18 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _keys(origin: int, start: int, end: int) -> NDArray[np.uint64]:
     """Injective 64-bit numbers of blocks start..end-1 (origin below 2**38, positions below 2**24)."""
-    return np.arange(start, end, dtype=np.uint64) + np.uint64(((origin + 1) << _POS_BITS) & (2**64 - 1))
+    return np.arange(start, end, dtype=np.uint64) + np.uint64(((origin + 1) << _POS_BITS) & _WORD)
+
+
+def _prompt_keys(runs: Runs) -> NDArray[np.uint64]:
+    """The same of all blocks of `runs`, in order. Prompts have up to hundreds of runs, so not run by run."""
+    bases, counts = [], []
+    blocks = 0
+    for origin, start, end in runs:
+        bases.append((((origin + 1) << _POS_BITS) + start - blocks) & _WORD)
+        counts.append(end - start)
+        blocks += end - start
+    return np.repeat(np.array(bases, dtype=np.uint64), counts) + np.arange(blocks, dtype=np.uint64)
 
 
 def tokens(origin: int, start: int, end: int) -> NDArray[np.uint64]:
@@ -45,7 +57,7 @@ def prompt_tokens(runs: Runs) -> NDArray[np.uint64]:
     """Pseudo tokens of a whole prompt, one per block."""
     if not runs:
         return np.empty(0, dtype=np.uint64)
-    return np.concatenate([tokens(o, a, b) for o, a, b in runs])
+    return _mix(_prompt_keys(runs)) >> np.uint64(33)
 
 
 def block_hash(origin: int, pos: int) -> int:
@@ -72,7 +84,7 @@ def prompt_text(runs: Runs, bytes_per_block: int = TEXT_BYTES) -> bytes:
     """
     if not runs:
         return b""
-    x = np.concatenate([_mix(_keys(o, a, b)) for o, a, b in runs])
+    x = _mix(_prompt_keys(runs))
     digits = min(TEXT_BYTES, bytes_per_block)
     out = np.full((len(x), bytes_per_block), ord("x"), dtype=np.uint8)
     for i in range(digits):

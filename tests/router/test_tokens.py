@@ -37,6 +37,13 @@ def test_a_run_is_its_blocks(origin: int, start: int, count: int) -> None:
     ]
 
 
+@given(st.lists(st.tuples(ORIGIN, st.integers(0, 1000), st.integers(0, 30)), min_size=1, max_size=8))
+def test_a_prompt_is_its_runs(parts: list[tuple[int, int, int]]) -> None:
+    runs = [(origin, start, start + count) for origin, start, count in parts]
+    assert tokens.prompt_tokens(runs).tolist() == [int(t) for run in runs for t in tokens.tokens(*run)]
+    assert tokens.prompt_text(runs) == b"".join(tokens.prompt_text([run]) for run in runs)
+
+
 def test_tokens_spread() -> None:
     """100,000 neighbouring blocks: as many repetitions as chance allows (2.3 expected), not more."""
     many = tokens.prompt_tokens([(o, 0, 1000) for o in range(100)])
