@@ -258,9 +258,16 @@ def check(experiment: Experiment) -> None:
         raise InputError(
             "load.arrivals", f"{experiment.load.arrivals} has no rate to search over", "use poisson or uniform"
         )
-    if experiment.load.warmup_s and not experiment.load.until_s:
+    warmup_s, until_s = experiment.load.warmup_s, experiment.load.until_s
+    if warmup_s and not until_s:
         raise InputError(
             "load.warmup_s",
             "without load.until_s the search sets it from the arrivals",
             "give both or see --warmup-share",
+        )
+    if until_s and warmup_s >= until_s:
+        raise InputError(
+            f"load.warmup_s: {warmup_s:g}",
+            f"the run ends at load.until_s, {until_s:g} s, before anything is measured",
+            "give a shorter warm-up or a later end",
         )

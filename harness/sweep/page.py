@@ -220,10 +220,18 @@ def method(source: CapacitySource) -> list[str]:
         f"rates on a ladder in steps of {source.ladder.tolerance:.0%}, bisection for each arm and seed; the capacity "
         "is the highest rate that met the service level, so it is up to one step too low",
         "the same sessions and the same random numbers at every rate and for every arm (common random numbers)",
-        f"measured from {source.warmup_share:.0%} of the arrivals' span to the last arrival; the run ends there",
+        _stretch(source),
         "stationary: no rise of the number of calls in the system by more than half over the window (t test on 20 "
         "batch means)",
     ]
+
+
+def _stretch(source: CapacitySource) -> str:
+    """What is measured of every run; all arms have one load."""
+    load = next(iter(source.arms.values())).load
+    if load.until_s:
+        return f"measured from {load.warmup_s:g} s to {load.until_s:g} s at every rate; the run ends there"
+    return f"measured from {source.warmup_share:.0%} of the arrivals' span to the last arrival; the run ends there"
 
 
 def _probe_row(probe: Probe) -> Markup:

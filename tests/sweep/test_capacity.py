@@ -9,6 +9,7 @@ import pytest
 from harness.errors import InputError
 from harness.experiment import load_experiment
 from harness.sweep.capacity import CapacitySource, check
+from harness.sweep.page import method
 from harness.sweep.search import RateLadder
 from harness.sweep.slo import parse_slo
 from harness.workload import load_sessions
@@ -65,6 +66,25 @@ def test_a_warm_up_needs_its_end(tmp_path: Path) -> None:
     experiment = load_experiment(tmp_path / "e.yaml", ["load.arrivals=uniform", "load.warmup_s=3"])
     with pytest.raises(InputError, match=r"load\.warmup_s: without load\.until_s .*; give both"):
         check(experiment)
+
+
+@pytest.mark.parametrize("warmup_s", [8, 9])
+def test_a_warm_up_ends_before_the_run(tmp_path: Path, warmup_s: int) -> None:
+    (tmp_path / "e.yaml").write_text(EXPERIMENT)
+    changes = ["load.arrivals=uniform", f"load.warmup_s={warmup_s}", "load.until_s=8"]
+    with pytest.raises(InputError, match=rf"load\.warmup_s: {warmup_s}: the run ends at load\.until_s, 8 s, before"):
+        check(load_experiment(tmp_path / "e.yaml", changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "stretch"),
+    [
+        ([], "measured from 25% of the arrivals' span to the last arrival"),
+        (["load.until_s=8", "load.warmup_s=3"], "measured from 3 s to 8 s at every rate"),
+    ],
+)
+def test_the_page_says_which_stretch_is_measured(tmp_path: Path, changes: list[str], stretch: str) -> None:
+    assert f"{stretch}; the run ends there" in method(_source(tmp_path, 0, *changes))
 
 
 def _source(folder: Path, history_s: int, *more: str) -> CapacitySource:
