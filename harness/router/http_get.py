@@ -15,12 +15,19 @@ class HttpGet:
         self._port = port
         self._connection: http.client.HTTPConnection | None = None
 
-    def read(self, path: str) -> bytes:
-        """The page's body; one retry on a connection that the server has closed meanwhile, none on silence."""
+    def read(self, path: str, patience_s: float | None = None) -> bytes:
+        """The page's body; one retry on a connection that the server has closed meanwhile, none on silence.
+
+        `patience_s`: how long a silence may be; None: `GIVE_UP_S`.
+        """
+        timeout_s = GIVE_UP_S if patience_s is None else patience_s
         for attempt in (0, 1):
             connection = self._connection
             if connection is None:
-                connection = self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=GIVE_UP_S)
+                connection = self._connection = http.client.HTTPConnection("127.0.0.1", self._port)
+            connection.timeout = timeout_s
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout_s)
             try:
                 connection.request("GET", path, headers={"Accept-Encoding": "identity"})
                 response = connection.getresponse()

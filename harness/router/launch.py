@@ -23,11 +23,13 @@ from harness.router.endpoints import NAMESPACE, POOL, write_endpoints_file
 from harness.router.http_get import HttpGet, samples
 from harness.router.log_reader import LogReader
 from harness.router.metrics_push import MetricsPush
-from harness.router.process import RouterProcess, free_ports
+from harness.router.process import GIVE_UP_S, RouterProcess, free_ports
 from harness.router.tokenizer import TokenizerService
 
 START_TIMEOUT_S = 30.0
 _PORT_ATTEMPTS = 5
+_HURRY_S = 1.0
+"""How long a router may take for its numbers once somebody has ended the run."""
 _POD_LABELS = {"harness/pool": POOL}
 _RUNNING = (b"inference_objective_running_requests", b"llm_d_router_epp_running_requests")
 
@@ -60,6 +62,8 @@ class Deployment:
         self._last_numbers: dict[str, Any] | None = None
         self._silent = False
         """Whether the router runs and has been given up: it is not asked for its numbers, which takes as long again."""
+        self._patience_s = GIVE_UP_S
+        """How long it is waited for its numbers."""
         self.log = LogReader()
         self.adapted: Adapted = config.adapt(plan.document, str(plan.config_path), plan.coupling(0))
         self.tokenizer: TokenizerService | None = None
@@ -123,6 +127,9 @@ class Deployment:
         """Turns any failure while the router is dead into "the router died", with its last words."""
         try:
             yield
+        except KeyboardInterrupt:
+            self._patience_s = _HURRY_S  # perhaps because the router does not answer
+            raise
         except ComponentError as error:
             process = self.process
             deadline = time.monotonic() + 0.5
@@ -146,8 +153,11 @@ class Deployment:
         numbers["router_cpu_s"] = self._process.cpu_s()
         numbers["router_rss_bytes"] = self._process.rss_bytes()
         if self._process.returncode is None and self.grpc_port and not self._silent:
-            with contextlib.suppress(ComponentError):
-                page = self.pages.read("/metrics")
+            try:
+                page = self.pages.read("/metrics", self._patience_s)
+            except ComponentError:
+                self._silent = True
+            else:
                 found = [value for name in _RUNNING for value in samples(page, name).values()]
                 numbers["router_in_flight"] = int(sum(found)) if found else None
         return numbers

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -306,6 +307,24 @@ def test_router_that_stands_still_is_waited_for_once(
         assert router.stats()["router_in_flight"] is None
         router.stop()
         assert time.monotonic() - start_s < 5, "nobody asks it again, for up to 30 s"
+
+
+def test_who_interrupts_a_router_that_stands_still_is_not_kept_waiting(
+    router_release: Release, tmp_path: Path, heard_interrupts: None
+) -> None:
+    with running(router_release, "precise", tmp_path) as router:
+        request = call([(1, 0, 4)])
+        router.decide(request)
+        os.kill(router.pid, signal.SIGSTOP)
+        os.waitpid(router.pid, os.WUNTRACED)
+        start_s = time.monotonic()
+        for after_s in (0.2, 0.4):
+            threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            router.first_token(request.request_id)
+        assert router.stats()["router_in_flight"] is None
+        router.stop()
+        assert time.monotonic() - start_s < 10, "it is asked for its numbers once, and not for 30 s"
 
 
 def test_stop_is_quick_and_frees_the_addresses(router_release: Release, tmp_path: Path) -> None:
