@@ -27,6 +27,8 @@ from harness.router.process import GIVE_UP_S
 HOLD_S = 0.7
 _LOOK_S = 0.1
 """How often a push that waits looks whether the router is still there."""
+_STOOD_STILL_S = 1.0
+"""Of a look that took longer no more than this is time of the router's: the harness itself stood still (Ctrl-Z)."""
 _TICK_S = 0.05
 """How often scrapes are looked after while nobody waits, so that one is held for `HOLD_S` and twice this at most."""
 _HEAD = "HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
@@ -120,12 +122,13 @@ class MetricsPush:
         self._epoll.close()
 
     def _wait(self, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        left_s, seen_s = timeout_s, time.monotonic()
         while self._pending:
             if self._closed.is_set():
                 raise ComponentError("router", "the metrics servers were closed while values were on their way")
-            left_s = deadline - time.monotonic()
             self._turn(max(0.0, min(left_s, _LOOK_S)))
+            now_s = time.monotonic()
+            left_s, seen_s = left_s - min(now_s - seen_s, _STOOD_STILL_S), now_s
             if self._pending and (left_s <= 0 or not self._alive()):
                 missing = sorted(self._pending)
                 raise ComponentError(

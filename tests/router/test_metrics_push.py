@@ -6,6 +6,7 @@ import http.client
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -94,6 +95,22 @@ def test_answer_into_a_closed_connection_is_no_acknowledgement(push: MetricsPush
     threading.Timer(0.2, lambda: late.append(Scraper(endpoints[0]))).start()
     push.push({0: b"new"})
     assert late and b"new" in late[0].seen
+
+
+def test_time_in_which_we_stood_still_is_not_the_routers(
+    push: MetricsPush, endpoints: list[Endpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl-Z for longer than the router may take, it has to scrape anew first."""
+    push.begin({0: b"new"})
+    late: list[Scraper] = []
+    threading.Timer(0.3, lambda: late.append(Scraper(endpoints[0]))).start()
+    asleep = iter([0.0, 0.0])  # the wait's own first look, and one of the sweep
+    monkeypatch.setattr(
+        "harness.router.metrics_push.time",
+        SimpleNamespace(monotonic=lambda: time.monotonic() + next(asleep, 100.0)),
+    )
+    push.wait(30)
+    assert b"new" in late[0].seen
 
 
 def test_nobody_reads(push: MetricsPush) -> None:
