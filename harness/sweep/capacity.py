@@ -88,6 +88,8 @@ class Capacity:
     per_seed: dict[int, float | None]
     """Highest rate that met the service level; None: not even the lowest."""
     note: str = ""
+    step: float = 0.0
+    """Width of a step of the ladder of rates, as a share: the answer is up to so much too low."""
 
     @property
     def value(self) -> float | None:
@@ -97,9 +99,9 @@ class Capacity:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % confidence interval over seeds."""
+        """95 % confidence interval over seeds, and the step of the ladder above it."""
         values = [v for v in self.per_seed.values() if v is not None]
-        return interval(values) if len(values) == len(self.per_seed) else None
+        return interval(values, self.step) if len(values) == len(self.per_seed) else None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -248,7 +250,8 @@ class CapacitySource:
                 notes.append(f"it rests on {thin} calls: use a longer trace")
             if any(not p.drift.stationary for p in edge):
                 notes.append("calls in the system still grew at the rate found: a longer trace would show less")
-            found.append(Capacity(arm, {seed: s.capacity for seed, s in searches.items()}, "; ".join(notes)))
+            per_seed = {seed: s.capacity for seed, s in searches.items()}
+            found.append(Capacity(arm, per_seed, "; ".join(notes), self.ladder.tolerance))
         return found
 
 

@@ -131,15 +131,18 @@ _T_975: Final = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262,
 """97.5 % quantiles of Student's t for 1 to 10 degrees of freedom."""
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """95 % confidence interval of the mean from a few seeds, on logarithms (rates are ratios); None below two."""
+def interval(values: Sequence[float], step: float = 0.0) -> tuple[float, float] | None:
+    """95 % confidence interval of the mean from a few seeds, on logarithms (rates are ratios); None below two.
+
+    `step`: by how much more than its value each may be, as a share (0.05: it lies up to 5 % above).
+    """
     if len(values) < 2 or any(value <= 0 for value in values):
         return None
     logs = [math.log(value) for value in values]
     quantile = _T_975[len(logs) - 2] if len(logs) - 2 < len(_T_975) else 1.96
     half = quantile * stdev(logs) / math.sqrt(len(logs))
     middle = fmean(logs)
-    return math.exp(middle - half), math.exp(middle + half)
+    return math.exp(middle - half), math.exp(middle + half) * (1 + step)
 
 
 def typical(values: Sequence[float]) -> float:

@@ -42,6 +42,8 @@ def test_interval_is_student_s_on_logarithms() -> None:
     assert math.log2(low) == pytest.approx(2 - half, rel=1e-3)
     assert math.log2(high) == pytest.approx(2 + half, rel=1e-3)
     assert typical(values) == pytest.approx(4.0)
+    assert interval(values, 0.05) == (low, pytest.approx(high * 1.05))
+    assert interval([3.5, 3.5], 0.05) == pytest.approx((3.5, 3.675)), "seeds that agree know no more than the ladder"
     assert interval([3.0]) is None
 
 
