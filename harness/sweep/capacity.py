@@ -248,6 +248,12 @@ class CapacitySource:
             thin = min((p.calls for p in edge), default=FEWEST_CALLS)
             if thin < FEWEST_CALLS:
                 notes.append(f"it rests on {thin} calls: use a longer trace")
+            load = self.arms[arm].load
+            if load.history_s and load.order == "trace" and len(self.seeds) > 1:
+                notes.append(
+                    "all seeds replay the same sessions in the same order, each rate another part of them: "
+                    "load.order=shuffled makes seeds independent"
+                )
             if any(not p.drift.stationary for p in edge):
                 notes.append("calls in the system still grew at the rate found: a longer trace would show less")
             per_seed = {seed: s.capacity for seed, s in searches.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,17 @@ def test_rates_that_the_trace_is_too_short_for_end_the_search(tmp_path: Path) ->
     assert search.blind
 
 
+@pytest.mark.parametrize(
+    ("history_s", "seeds", "order", "said"),
+    [(4, [1, 2], "trace", True), (4, [1], "trace", False), (0, [1, 2], "trace", False), (4, [1, 2], "shuffled", False)],
+)
+def test_seeds_that_are_not_independent_are_named(
+    tmp_path: Path, history_s: int, seeds: list[int], order: str, said: bool
+) -> None:
+    source = _source(tmp_path, history_s, f"load.order={order}", seeds=seeds)
+    assert ("load.order=shuffled makes seeds independent" in source.capacities()[0].note) is said
+
+
 def test_a_warm_up_needs_its_end(tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(EXPERIMENT)
     experiment = load_experiment(tmp_path / "e.yaml", ["load.arrivals=uniform", "load.warmup_s=3"])
@@ -87,7 +99,7 @@ def test_the_page_says_which_stretch_is_measured(tmp_path: Path, changes: list[s
     assert f"{stretch}; the run ends there" in method(_source(tmp_path, 0, *changes))
 
 
-def _source(folder: Path, history_s: int, *more: str) -> CapacitySource:
+def _source(folder: Path, history_s: int, *more: str, seeds: Sequence[int] = (1,)) -> CapacitySource:
     """Two sessions, ten seconds apart at the ladder's first rate."""
     (folder / "trace.jsonl").write_text(TRACE + TRACE.replace('"session":"a"', '"session":"b"'))
     (folder / "e.yaml").write_text(EXPERIMENT)
@@ -96,5 +108,5 @@ def _source(folder: Path, history_s: int, *more: str) -> CapacitySource:
     loaded = load_sessions(experiment)
     assert len(loaded.sessions) == 2
     return CapacitySource(
-        {"a": experiment}, [1], [parse_slo("e2e_p90_s=300")], RateLadder(360, 0.05, 1, 1000), 0.25, loaded
+        {"a": experiment}, seeds, [parse_slo("e2e_p90_s=300")], RateLadder(360, 0.05, 1, 1000), 0.25, loaded
     )
