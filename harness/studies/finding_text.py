@@ -166,7 +166,7 @@ def render_page(result: FindingResult, command: str) -> str:
             _figures(result),
             tag(
                 "section",
-                legend(result.arms_run, "Arms shown in the plots") if finding.ladder else None,
+                legend(result.arms_run, "Arms shown in the plots") if _climbs(result) else None,
                 tag("div", cards, class_="grid"),
             ),
             _arms(result),
@@ -182,8 +182,8 @@ def render_page(result: FindingResult, command: str) -> str:
 
 
 def _plots(result: FindingResult) -> dict[str, tuple[dict[str, Any], list[str]]]:
-    """Figure and words of each plot: bars of the arms, or lines over the ladder."""
-    arms, ladder = list(result.arms), result.finding.ladder
+    """Figure and words of each plot: bars of the arms, or lines over the ladder where it has more than one rung."""
+    arms, ladder = list(result.arms), result.finding.ladder if _climbs(result) else None
     plots: dict[str, tuple[dict[str, Any], list[str]]] = {}
     for n, (title, path) in enumerate(result.finding.shown.items()):
         if ladder is not None:
@@ -195,6 +195,11 @@ def _plots(result: FindingResult) -> dict[str, tuple[dict[str, Any], list[str]]]
         if figure is not None:
             plots[f"shown{n}"] = figure, []
     return plots
+
+
+def _climbs(result: FindingResult) -> bool:
+    """Whether there are several values of a ladder to draw a line over."""
+    return result.finding.ladder is not None and len(result.rungs) > 1
 
 
 def _lines(result: FindingResult, title: str, path: str, over: str) -> dict[str, Any]:

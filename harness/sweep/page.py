@@ -219,11 +219,18 @@ def method(source: CapacitySource) -> list[str]:
         f"service level: {bars}; calls that time out or fail, and open ones that are late already, count as missed",
         f"rates on a ladder in steps of {source.ladder.tolerance:.0%}, bisection for each arm and seed; the capacity "
         "is the highest rate that met the service level, so it is up to one step too low",
-        "the same sessions and the same random numbers at every rate and for every arm (common random numbers)",
+        _common(source),
         _stretch(source),
         "stationary: no rise of the number of calls in the system by more than half over the window (t test on 20 "
         "batch means)",
     ]
+
+
+def _common(source: CapacitySource) -> str:
+    """What points share; all arms have one load."""
+    if next(iter(source.arms.values())).load.history_s:
+        return "the same random numbers for every arm; at each rate another part of the trace's sessions is measured"
+    return "the same sessions and the same random numbers at every rate and for every arm (common random numbers)"
 
 
 def _stretch(source: CapacitySource) -> str:

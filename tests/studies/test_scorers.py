@@ -10,9 +10,9 @@ import yaml
 
 from fake_workers.pricing.registry import load_profile
 from harness.errors import InputError
-from harness.studies.finding import ROUTER_CONFIGS, Check, Figure, broken, judged, load_finding, ours
+from harness.studies.finding import ROUTER_CONFIGS, Check, Figure, Scale, broken, judged, load_finding, ours
 from harness.studies.finding_run import FindingResult
-from harness.studies.finding_text import as_data, render_page
+from harness.studies.finding_text import _plots, as_data, render_page
 from harness.studies.prefill import prefill_ns
 
 LADDER = {"a at 1": {"x": 1.0}, "a at 2": {"x": 2.0}, "b at 1": {"x": 3.0}, "b at 2": {"x": 1.5}}
@@ -62,17 +62,20 @@ def test_peak_prefill_throughput_is_the_profiles(name: str) -> None:
     assert [f["peakPrefillThroughput"] for f in filters] == [round(8192 / seconds)]
 
 
-def test_the_page_draws_lines_over_the_ladder() -> None:
+@pytest.mark.parametrize(("scale", "values"), [("full", [2, 4.75, 6]), ("small", [8])])
+def test_the_page_draws_lines_over_the_ladder_and_bars_of_one_rung(scale: Scale, values: list[float]) -> None:
     run = {"seed": 1, "digest": "d", "validity": {"valid": True, "reasons": [], "notes": []}, "cache": {}, "load": {}}
     run |= dict.fromkeys(("virtual_s", "wall_s", "cpu_s", "peak_rss_bytes"), 1)
     run |= {"router": {"release": "r", "sha256": "s", "config": "c"}, "load": {"calls": 1, "sessions": 1}}
     finding = load_finding("scorers")
-    names = [f"{arm.name} at {rung:g}" for arm in finding.arms_at("small") for rung in finding.rungs_at("small", arm)]
+    names = [f"{arm.name} at {rung:g}" for arm in finding.arms_at(scale) for rung in finding.rungs_at(scale, arm)]
     summaries = {name: {"ttft_s": {"p50": 1.23456789}, **run} for name in names}
-    result = FindingResult(finding, "small", summaries, {name: [summaries[name]] for name in names}, {"harness": "0"})
-    text = render_page(result, "harness study scorers")
-    assert "lines+markers" in text and "new sessions per hour and node" in text and 'class="legend"' in text
+    result = FindingResult(finding, scale, summaries, {name: [summaries[name]] for name in names}, {"harness": "0"})
+    lines = len(values) > 1
+    kinds = {trace["type"] for figure, _ in _plots(result).values() for trace in figure["data"]}
+    assert kinds == {"scatter" if lines else "bar"}
+    assert ('class="legend"' in render_page(result, "harness study scorers")) is lines
     document = as_data(result, "harness study scorers")
-    assert document["ladder"] == {"field": "load.sessions_per_hour_per_node", "values": [8]}
+    assert document["ladder"] == {"field": "load.sessions_per_hour_per_node", "values": values}
     assert document["arms"][names[0]]["TTFT p50 (s)"] == 1.23457 and document["versions"] == {"harness": "0"}
     assert len(document["date"]) == 10

@@ -99,6 +99,11 @@ def test_the_page_says_which_stretch_is_measured(tmp_path: Path, changes: list[s
     assert f"{stretch}; the run ends there" in method(_source(tmp_path, 0, *changes))
 
 
+def test_the_page_says_what_the_points_share(tmp_path: Path) -> None:
+    assert any("common random numbers" in line for line in method(_source(tmp_path, 0)))
+    assert any("another part of the trace's sessions" in line for line in method(_source(tmp_path, 4)))
+
+
 def _source(folder: Path, history_s: int, *more: str, seeds: Sequence[int] = (1,)) -> CapacitySource:
     """Two sessions, ten seconds apart at the ladder's first rate."""
     (folder / "trace.jsonl").write_text(TRACE + TRACE.replace('"session":"a"', '"session":"b"'))
