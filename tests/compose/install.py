@@ -6,6 +6,7 @@ the Python that the base image gets. Both are skipped where they are there alrea
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -25,8 +26,9 @@ def plugin() -> Path:
 
 
 def wheels() -> Path:
-    """The wheels' place."""
-    return cache_root() / "wheels-cp312"
+    """The wheels' place, by what pyproject.toml wants: another dependency is another folder."""
+    wanted = (Path(__file__).parents[2] / "pyproject.toml").read_bytes()
+    return cache_root() / f"wheels-cp312-{hashlib.sha256(wanted).hexdigest()[:12]}"
 
 
 def python312() -> Path | None:
