@@ -180,6 +180,9 @@ class GrpcStreams:
     def _push(self, stream: Stream) -> None:
         """As much as the server's windows take."""
         outbox = stream._outbox
+        self._blocked.discard(stream.id)
+        if stream._last and not outbox:
+            return self._http.end_stream(stream.id)
         while outbox:
             size = min(len(outbox), self._http.local_flow_control_window(stream.id), self._http.max_outbound_frame_size)
             if size <= 0:
@@ -188,12 +191,6 @@ class GrpcStreams:
             part = bytes(outbox[:size])
             del outbox[:size]
             self._http.send_data(stream.id, part, end_stream=stream._last and not outbox)
-            if stream._last and not outbox:
-                self._blocked.discard(stream.id)
-                return
-        self._blocked.discard(stream.id)
-        if stream._last:
-            self._http.end_stream(stream.id)
 
     def _take(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.RemoteSettingsChanged):

@@ -89,10 +89,8 @@ def run_finding(
             if show_progress or strange:
                 print(f"{name}: taken over from {run}" + (f", {strange}" if strange else ""), file=sys.stderr)
     if not trace.exists() and not all(finished(out / point.name) for point in points):
-        partial = trace.with_name(f"part-{trace.name}")
         with writing(out):
-            write_trace(partial, generate_sessions(profile, made.seed, sessions))
-            partial.rename(trace)
+            write_trace(trace, generate_sessions(profile, made.seed, sessions))
     ended = drive(
         Listed(points), out, Processes(jobs), f"study {finding.name}", len(points), show_progress=show_progress
     )

@@ -154,9 +154,7 @@ class CapacitySource:
                 if search.met is None:
                     raise
                 # the rates below have been answered, and those answers stand
-                search.answer(None)
-                if search.rung is not None:
-                    self._idle.append(key)
+                self._answer(key, None)
                 continue
             self._asked[point.name] = key
             return point
@@ -170,8 +168,12 @@ class CapacitySource:
             return
         probe = self._judge(*key, point, folder)
         self.probes.append(probe)
+        self._answer(key, probe.met if probe.enough else None)
+
+    def _answer(self, key: tuple[str, int], met: bool | None) -> None:
+        """Tells a search what its rate reached; it waits for its next one unless the end is found."""
         search = self._searches[key]
-        search.answer(probe.met if probe.enough else None)
+        search.answer(met)
         if search.rung is not None:
             self._idle.append(key)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from harness.experiment import Load
 from harness.results.compare import COLUMNS, VERDICT, Column, lookup, merged_notes, number
 from harness.results.figure import axis_of, log_seconds, rounded, run_color, safe_text
 from harness.results.markup import Markup, tag
@@ -214,31 +215,31 @@ def answer(found: Capacity) -> str:
 
 def method(source: CapacitySource) -> list[str]:
     """What a reader must know to judge the answer."""
+    load = next(iter(source.arms.values())).load  # all arms have one load
     bars = ", ".join(f"{s.name} {'<=' if s.at_most else '>='} {s.limit:g}" for s in source.slos)
     return [
         f"service level: {bars}; calls that time out or fail, and open ones that are late already, count as missed",
         f"rates on a ladder in steps of {source.ladder.tolerance:.0%}, bisection for each arm and seed; the capacity "
         "is the highest rate that met the service level, so it is up to one step too low",
-        _common(source),
-        _stretch(source),
+        _common(load),
+        _stretch(load, source.warmup_share),
         "stationary: no rise of the number of calls in the system by more than half over the window (t test on 20 "
         "batch means)",
     ]
 
 
-def _common(source: CapacitySource) -> str:
-    """What points share; all arms have one load."""
-    if next(iter(source.arms.values())).load.history_s:
+def _common(load: Load) -> str:
+    """What points share."""
+    if load.history_s:
         return "the same random numbers for every arm; at each rate another part of the trace's sessions is measured"
     return "the same sessions and the same random numbers at every rate and for every arm (common random numbers)"
 
 
-def _stretch(source: CapacitySource) -> str:
-    """What is measured of every run; all arms have one load."""
-    load = next(iter(source.arms.values())).load
+def _stretch(load: Load, warmup_share: float) -> str:
+    """What is measured of every run."""
     if load.until_s:
         return f"measured from {load.warmup_s:g} s to {load.until_s:g} s at every rate; the run ends there"
-    return f"measured from {source.warmup_share:.0%} of the arrivals' span to the last arrival; the run ends there"
+    return f"measured from {warmup_share:.0%} of the arrivals' span to the last arrival; the run ends there"
 
 
 def _probe_row(probe: Probe) -> Markup:
